@@ -1,7 +1,7 @@
 #pragma once
 // The model's weights as views into the mapped checkpoint: what each matrix is, and where its bytes lie.
-// Built once by model/bind_weights.cc; the checkpoint must outlive every view. Backends read them in place (cpu), map
-// them without a copy (metal) or upload them once (cuda). Nothing here expands a weight.
+// Built once by model/bind_weights.cc; the checkpoint must outlive every view. Backends read them in place
+// (cpu), map them without a copy (metal) or upload them once (cuda). Nothing here expands a weight.
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -15,19 +15,19 @@ enum class WeightFormat : uint8_t {
   kBf16,    // plain bf16
 };
 
-// A matrix [stack][n][k]: n outputs, k inputs, row-major; `stack` experts behind one another (1 for a plain matrix).
-// y[n] = sum_k w[n][k] * x[k].
+// A matrix [stack][n][k]: n outputs, k inputs, row-major; `stack` experts behind one another (1 for a plain
+// matrix). y[n] = sum_k w[n][k] * x[k].
 struct WeightMatrix {
   WeightFormat format = WeightFormat::kAffine;
   int stack = 1;
   int n = 0;
   int k = 0;
-  int bits = 4;                       // kAffine: 4 or 8
-  int group = 64;                     // kAffine: inputs per scale: 32, 64 or 128
-  const uint32_t* codes = nullptr;    // kAffine: [stack][n][k * bits / 32], packed from the low bits up along k
-  const bf16* scales = nullptr;       // kAffine: [stack][n][k / group]; may be negative
-  const bf16* biases = nullptr;       // kAffine: [stack][n][k / group]
-  const bf16* values = nullptr;       // kBf16: [stack][n][k]
+  int bits = 4;                     // kAffine: 4 or 8
+  int group = 64;                   // kAffine: inputs per scale: 32, 64 or 128
+  const uint32_t* codes = nullptr;  // kAffine: [stack][n][k * bits / 32], packed from the low bits up along k
+  const bf16* scales = nullptr;     // kAffine: [stack][n][k / group]; may be negative
+  const bf16* biases = nullptr;     // kAffine: [stack][n][k / group]
+  const bf16* values = nullptr;     // kBf16: [stack][n][k]
 
   size_t words_per_row() const { return static_cast<size_t>(k) * bits / 32; }
   size_t groups_per_row() const { return static_cast<size_t>(k) / group; }
@@ -48,7 +48,8 @@ struct WeightMatrix {
   // Bytes that reading the whole matrix once moves.
   size_t bytes() const {
     const size_t rows = static_cast<size_t>(stack) * n;
-    return format == WeightFormat::kAffine ? rows * (words_per_row() * 4 + groups_per_row() * 4) : rows * k * 2;
+    return format == WeightFormat::kAffine ? rows * (words_per_row() * 4 + groups_per_row() * 4)
+                                           : rows * k * 2;
   }
 };
 
@@ -87,9 +88,9 @@ struct MoeWeights {
 };
 
 struct LayerWeights {
-  FloatVector input_norm;  // [hidden]; ready to multiply
-  FloatVector post_norm;   // [hidden]; ready to multiply
-  std::optional<GdnWeights> gdn;              // exactly one of the two
+  FloatVector input_norm;         // [hidden]; ready to multiply
+  FloatVector post_norm;          // [hidden]; ready to multiply
+  std::optional<GdnWeights> gdn;  // exactly one of the two
   std::optional<AttentionWeights> attention;
   MoeWeights moe;
 };
