@@ -91,7 +91,7 @@ struct BackendOptions {
   int threads = 0;     // cpu: 0 = all cores the process may use
   bool full_precision =
       false;  // cpu: fp32 activations and KV cache throughout (slower; agrees with reference to 1e-5)
-  bool replay_steps = true;     // cuda: record a step and replay it; off where stages are called one by one
+  bool replay_steps = true;  // cuda: record a step and replay it; off where stages are called one by one
   std::vector<std::string> ablate;  // mechanisms to switch off, by name; each backend documents its list
 };
 
