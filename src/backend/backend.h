@@ -146,8 +146,7 @@ class Backend {
   virtual void write_kv(int layer, std::span<const int32_t> pages, int rows, std::span<const float> k,
                         std::span<const float> v) = 0;
 
-  // --- a step
-  // ----------------------------------------------------------------------------------------------------
+  // --- a step ---
   // Starts a step; the spans of `batch` must stay valid until submit() returns. False: replayed, skip the
   // stages.
   virtual bool begin(const Batch& batch) = 0;
