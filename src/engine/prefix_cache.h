@@ -32,7 +32,7 @@ class PrefixCache {
 
   struct Match {
     const Snapshot* snapshot = nullptr;  // the longest usable one, or null; valid until the cache changes
-    int shared_tokens = 0;  // tokens that the prompt shares with anything in the tree, snapshot or not
+    int shared_tokens = 0;               // tokens that the prompt shares with anything in the tree, snapshot or not
   };
 
   // The longest snapshot that is a prefix of `tokens` and at most `limit` tokens long. Counts as a use.

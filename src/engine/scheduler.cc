@@ -33,9 +33,7 @@ void fill_logprobs(std::span<const float> logits, TokenId picked, int top, Token
   double sum = 0;
   for (float logit : logits) sum += std::exp(static_cast<double>(logit) - max);
   const double log_sum = std::log(sum) + max;
-  const auto logprob = [&](TokenId token) {
-    return static_cast<float>(logits[static_cast<size_t>(token)] - log_sum);
-  };
+  const auto logprob = [&](TokenId token) { return static_cast<float>(logits[static_cast<size_t>(token)] - log_sum); };
   event.logprob = logprob(picked);
   if (top <= 0) return;
   std::vector<TokenId> ids(logits.size());
@@ -64,17 +62,14 @@ StateMemoryPlan plan_state(const Backend& backend, const ModelShape& shape, cons
     plan.kv_pages = std::max(pages_for(options.kv_tokens), pages_for(options.context)) + 1;
   } else {
     // Twice the context for running sequences (a long one and several short), and the cache's share.
-    const int64_t running =
-        pages_for(options.context) * static_cast<int64_t>(std::min(options.max_sequences, 2));
-    const int64_t cached =
-        cache_slots > 0 ? std::min<int64_t>(options.cache_bytes / 2 / page_bytes, 1 << 16) : 0;
+    const int64_t running = pages_for(options.context) * static_cast<int64_t>(std::min(options.max_sequences, 2));
+    const int64_t cached = cache_slots > 0 ? std::min<int64_t>(options.cache_bytes / 2 / page_bytes, 1 << 16) : 0;
     plan.kv_pages = static_cast<int>(running + cached) + 1;
   }
   return plan;
 }
 
-std::vector<int> snapshot_positions(std::span<const int> boundaries, int from, int prompt_tokens,
-                                    int interval) {
+std::vector<int> snapshot_positions(std::span<const int> boundaries, int from, int prompt_tokens, int interval) {
   std::vector<int> usable;
   for (int b : boundaries)
     if (b > from && b < prompt_tokens) usable.push_back(b);
@@ -152,13 +147,11 @@ void Scheduler::submit(std::shared_ptr<Generation> generation) {
   for (TokenId token : request.prompt)
     if (token < 0 || token >= shape_.vocab)
       throw RequestError(
-          "token " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(shape_.vocab),
-          "prompt");
+          "token " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(shape_.vocab), "prompt");
   std::lock_guard lock(mutex_);
   if (static_cast<int>(queue_.size()) >= options_.max_queue)
-    throw RequestError(
-        "the queue is full (" + std::to_string(queue_.size()) + " requests wait); try again later", "",
-        "queue_full");
+    throw RequestError("the queue is full (" + std::to_string(queue_.size()) + " requests wait); try again later", "",
+                       "queue_full");
   ++stats_.requests;
   stats_.prompt_tokens += static_cast<uint64_t>(prompt);
   queue_.push_back({std::move(generation), Clock::now()});
@@ -311,9 +304,8 @@ bool Scheduler::start(std::shared_ptr<Generation> generation, Clock::time_point 
         check(cache_.evict_one(), "reserved pages are there");
     sequence->state_tokens = cached;
     sequence->result.cached_tokens = cached;
-    sequence->result.cache_note = "hit: " + std::to_string(cached) + " of " +
-                                  std::to_string(sequence->prompt_tokens) + " prompt tokens; " +
-                                  std::to_string(match.shared_tokens) + " are known";
+    sequence->result.cache_note = "hit: " + std::to_string(cached) + " of " + std::to_string(sequence->prompt_tokens) +
+                                  " prompt tokens; " + std::to_string(match.shared_tokens) + " are known";
   } else {
     backend_.clear_recurrent(sequence->slot.id());
     if (!caching(*sequence))
@@ -321,13 +313,13 @@ bool Scheduler::start(std::shared_ptr<Generation> generation, Clock::time_point 
     else if (cache_.size() == 0)
       sequence->result.cache_note = "miss: the cache is empty";
     else
-      sequence->result.cache_note = "miss: " + std::to_string(match.shared_tokens) +
-                                    " tokens are known, but no snapshot lies within them";
+      sequence->result.cache_note =
+          "miss: " + std::to_string(match.shared_tokens) + " tokens are known, but no snapshot lies within them";
   }
   if (request.sampling.has_penalties()) backend_.set_token_counts(sequence->slot.id(), request.prompt, {});
   if (caching(*sequence))
-    sequence->snapshots = snapshot_positions(request.boundaries, sequence->state_tokens,
-                                             sequence->prompt_tokens, options_.snapshot_interval);
+    sequence->snapshots = snapshot_positions(request.boundaries, sequence->state_tokens, sequence->prompt_tokens,
+                                             options_.snapshot_interval);
   {
     std::lock_guard lock(mutex_);
     stats_.cached_tokens += static_cast<uint64_t>(sequence->state_tokens);
@@ -373,8 +365,8 @@ void Scheduler::submit_prefill(const std::shared_ptr<Sequence>& sequence) {
   std::vector<HeadRow> heads;
   if (last) heads.push_back(make_head(*sequence, rows - 1, 0));
   Batch batch;
-  batch.tokens = std::span(sequence->tokens)
-                     .subspan(static_cast<size_t>(sequence->state_tokens), static_cast<size_t>(rows));
+  batch.tokens =
+      std::span(sequence->tokens).subspan(static_cast<size_t>(sequence->state_tokens), static_cast<size_t>(rows));
   batch.sequences = std::span(&part, 1);
   batch.heads = heads;
   batch.want_logits = last && sequence->request().top_logprobs >= 0;
@@ -464,8 +456,7 @@ void Scheduler::collect_oldest() {
       finish(sequence, FinishReason::kError, error);
       continue;
     }
-    if (part.prompt_done >= 0)
-      sequence.generation->sink().on_prompt_progress(part.prompt_done, sequence.prompt_tokens);
+    if (part.prompt_done >= 0) sequence.generation->sink().on_prompt_progress(part.prompt_done, sequence.prompt_tokens);
     if (part.head >= 0)
       collect_token(sequence, step.id, part.head, picked[static_cast<size_t>(part.head)], step.logits);
   }
@@ -477,19 +468,17 @@ void Scheduler::collect_token(Sequence& sequence, StepId step, int head, TokenId
   if (sequence.generation->cancelled()) return finish(sequence, FinishReason::kCancelled);
   if (token < 0) {
     const bool constrained = request.constraint != nullptr;
-    return finish(
-        sequence, FinishReason::kError,
-        constrained
-            ? "no token fits the constraint, or the logits are not finite"
-            : "the model's logits are not finite; is the checkpoint damaged? (calla inspect --verify)");
+    return finish(sequence, FinishReason::kError,
+                  constrained
+                      ? "no token fits the constraint, or the logits are not finite"
+                      : "the model's logits are not finite; is the checkpoint damaged? (calla inspect --verify)");
   }
   sequence.last_token = Clock::now();
   if (sequence.picks_read == 0) sequence.first_token = sequence.last_token;
   TokenEvent event;
   event.token = token;
   event.index = sequence.picks_read++;
-  event.is_stop =
-      std::find(request.stop_tokens.begin(), request.stop_tokens.end(), token) != request.stop_tokens.end();
+  event.is_stop = std::find(request.stop_tokens.begin(), request.stop_tokens.end(), token) != request.stop_tokens.end();
   if (logits && request.top_logprobs >= 0)
     fill_logprobs(backend_.logits(step, head), token, request.top_logprobs, event);
   sequence.tokens.push_back(token);
@@ -523,8 +512,7 @@ void Scheduler::finish(Sequence& sequence, FinishReason reason, const std::strin
   reserved_pages_ -= sequence.reserved_pages;
   const bool keep = reason != FinishReason::kError && caching(sequence) && sequence.state_tokens > 0;
   if (keep && sequence.slot) {
-    check(static_cast<size_t>(sequence.state_tokens) <= sequence.tokens.size(),
-          "the state's tokens are known");
+    check(static_cast<size_t>(sequence.state_tokens) <= sequence.tokens.size(), "the state's tokens are known");
     std::vector<TokenId> tokens(sequence.tokens.begin(), sequence.tokens.begin() + sequence.state_tokens);
     sequence.pages.truncate(static_cast<size_t>(pages_for(sequence.state_tokens)));
     cache_.insert({std::move(tokens), std::move(sequence.slot), std::move(sequence.pages)});

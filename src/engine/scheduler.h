@@ -20,15 +20,13 @@
 namespace calla {
 
 struct SchedulerOptions {
-  int context =
-      0;  // tokens a sequence may have, prompt and answer together; 0: the model's maximum, at most 32768
-  int max_sequences = 8;    // that run at once
-  int max_queue = 64;       // requests that wait; more are refused
-  int prefill_chunk = 512;  // tokens of a prompt between two looks at the other sequences
-  int kv_tokens = 0;  // positions in the KV pool, shared by running sequences and the cache; 0: as planned by
-                      // plan_state()
-  int cache_snapshots =
-      -1;  // recurrent slots for the prefix cache; -1: as planned by plan_state(); 0: no cache
+  int context = 0;  // tokens a sequence may have, prompt and answer together; 0: the model's maximum, at most 32768
+  int max_sequences = 8;     // that run at once
+  int max_queue = 64;        // requests that wait; more are refused
+  int prefill_chunk = 512;   // tokens of a prompt between two looks at the other sequences
+  int kv_tokens = 0;         // positions in the KV pool, shared by running sequences and the cache; 0: as planned by
+                             // plan_state()
+  int cache_snapshots = -1;  // recurrent slots for the prefix cache; -1: as planned by plan_state(); 0: no cache
   int64_t cache_bytes = int64_t{4} << 30;  // what plan_state() may spend on the cache
   int snapshot_interval = 4096;            // tokens between snapshots inside a long prompt
 };
@@ -38,8 +36,7 @@ StateMemoryPlan plan_state(const Backend& backend, const ModelShape& shape, cons
 
 // The prompt positions, ascending, where a prefill from `from` keeps snapshots: the first boundary (the
 // system block), the last two, any at least 512 tokens after the one before, and every `interval` tokens.
-std::vector<int> snapshot_positions(std::span<const int> boundaries, int from, int prompt_tokens,
-                                    int interval);
+std::vector<int> snapshot_positions(std::span<const int> boundaries, int from, int prompt_tokens, int interval);
 
 struct SchedulerStats {
   int running = 0;

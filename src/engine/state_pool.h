@@ -34,9 +34,7 @@ class PageList {
  public:
   PageList() = default;
   PageList(const PageList& other);
-  PageList(PageList&& other) noexcept : pool_(other.pool_), ids_(std::move(other.ids_)) {
-    other.ids_.clear();
-  }
+  PageList(PageList&& other) noexcept : pool_(other.pool_), ids_(std::move(other.ids_)) { other.ids_.clear(); }
   PageList& operator=(PageList other) noexcept;
   ~PageList();
   std::span<const int32_t> ids() const { return ids_; }
