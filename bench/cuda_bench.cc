@@ -3,7 +3,7 @@
 //   cuda_bench decode [C...]    decode at batch 1 at the full 40-layer shape, at contexts C (default: ten, 256..128K)
 //   cuda_bench batch [C]        decode with 1..32 sequences at context C (default 1024)
 //   cuda_bench prefill [N...]   prompts of N tokens (default: ten, 256..128K)
-//   cuda_bench stages [C]       time, bytes and share of the memory limit of each decode stage
+//   cuda_bench stages [R [C]]   each stage for R rows at context C (default 1 at 4096): time, and share of the limit
 // --ablate NAME switches a mechanism off. Weights and cache contents are random; medians over repetitions.
 #include <algorithm>
 #include <chrono>
@@ -289,18 +289,20 @@ void bench_prefill(const Arguments& arguments) {
   }
 }
 
-void bench_stages(const Arguments& arguments) {
-  const int context = arguments.numbers.empty() ? 4096 : arguments.numbers[0];
-  Bench bench(arguments, 32, 1, context, false);
+// Times every stage over the layers that have it. rows == 1: decode, bytes and memory limit; else prefill, flops.
+void bench_stages(const Arguments& arguments, int rows, int context) {
+  Bench bench(arguments, std::max(rows, 32), 1, context + rows, false);
   CudaBackend& b = bench.backend();
   const ModelShape& shape = bench.shape();
-  bench.decode(1, context, 8);
-  const SequenceRows sequence{0, bench.pages(0), context, 1};
-  const TokenId token = 4242;
+  if (rows == 1) bench.decode(1, context, 8);
+  const SequenceRows sequence{0, bench.pages(0), context, rows};
+  std::vector<TokenId> tokens(static_cast<size_t>(rows));
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<TokenId>((i * 7919 + 4242) % 200000);
   HeadRow head;
+  head.row = rows - 1;
   head.pick = true;
   Batch batch;
-  batch.tokens = std::span(&token, 1);
+  batch.tokens = tokens;
   batch.sequences = std::span(&sequence, 1);
   batch.heads = std::span(&head, 1);
   b.begin(batch);
@@ -309,34 +311,45 @@ void bench_stages(const Arguments& arguments) {
   std::iota(all.begin(), all.end(), 0);
   for (int i : all) (shape.layer_kinds[static_cast<size_t>(i)] == LayerKind::kAttention ? attention : gdn).push_back(i);
   const auto& w = b.weights();
-  const auto row = [&](const char* name, const std::vector<int>& layers, double bytes, auto stage) {
+  double sum = 0;
+  const auto row = [&](const char* name, const std::vector<int>& layers, double bytes, double parameters, auto stage) {
+    const int repeats = rows == 1 ? 3 : 1;
     const double time = bench.time_graph([&] {
-      for (int repeat = 0; repeat < 3; ++repeat)
+      for (int repeat = 0; repeat < repeats; ++repeat)
         for (int layer : layers) stage(layer);
     });
-    const double each = time / (3 * static_cast<double>(layers.size()));
-    std::printf("stage %-18s %7.2f us x %2zu = %6.1f us, %6.2f MB, %5.0f GB/s, %5.1f %% of the limit\n", name,
-                each * 1e6, layers.size(), each * 1e6 * static_cast<double>(layers.size()), bytes / 1e6,
-                bytes / each / 1e9, 100 * bytes / kMemoryRate / each);
+    const double each = time / (repeats * static_cast<double>(layers.size()));
+    sum += each * static_cast<double>(layers.size());
+    std::printf("stage %-18s %8.2f us x %2zu = %8.1f us", name, each * 1e6, layers.size(),
+                each * 1e6 * static_cast<double>(layers.size()));
+    if (rows == 1) {
+      std::printf(", %6.2f MB, %5.0f GB/s, %5.1f %% of the limit\n", bytes / 1e6, bytes / each / 1e9,
+                  100 * bytes / kMemoryRate / each);
+    } else {
+      std::printf(", %6.1f TFLOP/s\n", 2 * parameters * rows / each / 1e12);
+    }
     std::fflush(stdout);
-    return each * static_cast<double>(layers.size());
   };
   const LayerOnDevice& g = w.layers[static_cast<size_t>(gdn[0])];
   const LayerOnDevice& a = w.layers[static_cast<size_t>(attention[0])];
   const double state = 2.0 * 4 * shape.gdn_value_heads * kGdnHeadDim * kGdnHeadDim;
-  double sum = 0;
-  sum += row("project_gdn", gdn, static_cast<double>(g.in.bytes), [&](int i) { b.project_gdn(i); });
-  sum += row("mix_gdn", gdn, state, [&](int i) { b.mix_gdn(i); });
-  sum += row("project_attention", attention, static_cast<double>(a.in.bytes), [&](int i) { b.project_attention(i); });
-  sum += row("prepare_attention", attention, 1e4, [&](int i) { b.prepare_attention(i); });
-  sum += row("attend", attention, 4.0 * shape.kv_width() * context, [&](int i) { b.attend(i); });
-  sum += row("project_residual", all, static_cast<double>(g.out.bytes), [&](int i) { b.project_residual(i); });
-  sum += row("route", all, static_cast<double>(g.router.bytes), [&](int i) { b.route(i); });
+  const auto bytes = [](const Linear& l) { return static_cast<double>(l.bytes); };
+  const auto parameters = [](const Linear& l) { return static_cast<double>(l.width) * l.k; };
   const double expert = static_cast<double>(g.experts.bytes * kExpertsPerToken + g.shared.bytes);
-  sum += row("experts_up", all, expert * 2 / 3, [&](int i) { b.experts_up(i); });
-  sum += row("experts_down", all, expert / 3, [&](int i) { b.experts_down(i); });
-  sum += row("head", {0}, static_cast<double>(w.head.bytes), [&](int) { b.head(); });
-  sum += row("pick", {0}, 4.0 * shape.vocab, [&](int) { b.pick(); });
+  const double expert_parameters = 9.0 * shape.expert_width * shape.hidden;
+  const double attended = 2.0 * shape.q_width() * (context + rows / 2.0);
+  row("project_gdn", gdn, bytes(g.in), parameters(g.in), [&](int i) { b.project_gdn(i); });
+  row("mix_gdn", gdn, state, 2.0 * shape.gdn_value_width() * kGdnHeadDim, [&](int i) { b.mix_gdn(i); });
+  row("project_attention", attention, bytes(a.in), parameters(a.in), [&](int i) { b.project_attention(i); });
+  row("prepare_attention", attention, 1e4, 0, [&](int i) { b.prepare_attention(i); });
+  row("attend", attention, 4.0 * shape.kv_width() * context, attended, [&](int i) { b.attend(i); });
+  row("project_residual", all, bytes(g.out), parameters(g.out), [&](int i) { b.project_residual(i); });
+  row("route", all, bytes(g.router), parameters(g.router), [&](int i) { b.route(i); });
+  row("group_rows", all, 0, 0, [&](int i) { b.group_rows(i); });
+  row("experts_up", all, expert * 2 / 3, 2 * expert_parameters, [&](int i) { b.experts_up(i); });
+  row("experts_down", all, expert / 3, expert_parameters, [&](int i) { b.experts_down(i); });
+  row("head", {0}, bytes(w.head), 0, [&](int) { b.head(); });
+  row("pick", {0}, 4.0 * shape.vocab, 0, [&](int) { b.pick(); });
   std::printf("stage sum %.1f us\n", sum * 1e6);
   b.wait(b.submit());
 }
@@ -357,7 +370,10 @@ int run(int argc, char** argv) {
   if (arguments.command == "decode") return bench_decode(arguments), 0;
   if (arguments.command == "batch") return bench_batch(arguments), 0;
   if (arguments.command == "prefill") return bench_prefill(arguments), 0;
-  if (arguments.command == "stages") return bench_stages(arguments), 0;
+  const auto number = [&](size_t i, int otherwise) {
+    return i < arguments.numbers.size() ? arguments.numbers[i] : otherwise;
+  };
+  if (arguments.command == "stages") return bench_stages(arguments, number(0, 1), number(1, 4096)), 0;
   std::fprintf(stderr, "usage: cuda_bench check|decode|batch|prefill|stages [numbers] [--ablate NAME]\n");
   return 2;
 }

@@ -26,6 +26,7 @@ constexpr MechanismName kMechanisms[] = {
     {"split-kv", &Mechanisms::split_kv},
     {"fused-choice", &Mechanisms::fused_choice},
     {"fused-gdn", &Mechanisms::fused_gdn},
+    {"wgmma", &Mechanisms::wgmma},
 };
 
 }  // namespace
@@ -100,6 +101,13 @@ void CudaBackend::allocate_slots() {
     partials = std::max(partials, static_cast<size_t>(n) * static_cast<size_t>(splits(n)));
   partial_ =
       DeviceArray<float>(partials * static_cast<size_t>(shape_.q_heads) * kPartialFloats, "memory for split attention");
+  if (wgmma()) {
+    const auto tiles = static_cast<size_t>(max_expert_tiles(options_.max_rows, shape_.experts));
+    pairs_ = DeviceArray<int32_t>(rows * kExpertsPerToken, "memory for grouping");
+    expert_tiles_ = DeviceArray<ExpertTile>(tiles, "memory for grouping");
+    expert_tile_count_ = DeviceArray<int32_t>(1, "memory for grouping");
+    expert_out_ = DeviceArray<uint16_t>(rows * (kExpertsPerToken + 1) * hidden, "memory for activations");
+  }
   sample_weights_ = DeviceArray<float>(heads * vocab, "memory for sampling");
   pick_best_ = DeviceArray<uint64_t>(heads, "memory for sampling");
   pick_arrived_ = DeviceArray<uint32_t>(heads, "memory for sampling");
@@ -121,7 +129,7 @@ void CudaBackend::allocate_slots() {
 void CudaBackend::allocate_state(const StateMemoryPlan& plan) {
   check(recurrent_.slots() == 0, "allocate_state is called once");
   recurrent_.allocate(plan.recurrent_slots, stream_.get());
-  kv_.allocate(plan.kv_pages);
+  kv_.allocate(plan.kv_pages, stream_.get());
 }
 
 std::string CudaBackend::description() const {

@@ -19,6 +19,8 @@
 #include "backend/cuda/attention.h"
 #include "backend/cuda/experts_decode.h"
 #include "backend/cuda/gdn.h"
+#include "backend/cuda/gemm.h"
+#include "backend/cuda/group_rows.h"
 #include "backend/cuda/launch.h"
 #include "backend/cuda/linear_decode.h"
 #include "backend/cuda/pick.h"
@@ -36,6 +38,7 @@ struct Mechanisms {
   bool split_kv = true;          // a row's cache is shared out among blocks (decode)
   bool fused_choice = true;      // the experts are chosen inside the expert kernels (decode)
   bool fused_gdn = true;         // one kernel for a GDN token (decode)
+  bool wgmma = true;             // prefill on tensor cores, experts grouped; else eight rows at a time (Hopper)
 
   // Throws UsageError for an unknown name.
   static Mechanisms without(const std::vector<std::string>& names);
@@ -130,9 +133,16 @@ class CudaBackend final : public Backend {
   void end_recording(bool keep);
   const LayerOnDevice& layer(int index) const { return weights_.layers[static_cast<size_t>(index)]; }
   bool decode_rows() const { return step_.rows <= kMaxGemvRows; }
+  bool wgmma() const { return mechanisms_.wgmma && device_.is_hopper(); }
+  bool grouped_experts(const LayerOnDevice& layer) const {
+    return !decode_rows() && wgmma() && layer.experts.packed && shape_.experts <= 1024;
+  }
   Launch launch_after_any() const;  // without programmatic dependent launch
   void project(const LayerOnDevice& layer);
   void multiply(const Linear& w, const __half* x, size_t x_stride, float* out, size_t out_stride, bool add);
+  void multiply_experts(const PackedView& routed, const PackedView& shared, const __half* x, size_t x_stride,
+                        size_t x_choice_stride, std::byte* out, size_t out_stride, size_t out_choice_stride,
+                        int columns, int shared_columns, GemmOutput output);
   GdnParams gdn_params(int index) const;
   AttentionParams attention_params(int index) const;
   ExpertsDecode experts_decode(const LayerOnDevice& layer) const;
@@ -157,7 +167,10 @@ class CudaBackend final : public Backend {
   Activations slots_;
   DeviceArray<double> inverse_frequency_;
   DeviceArray<float> convolved_, decay_, beta_, key_dot_query_;  // GDN prefill scratch
-  DeviceArray<float> partial_;                                   // split-KV scratch
+  DeviceArray<int32_t> pairs_, expert_tile_count_;               // experts' prefill scratch
+  DeviceArray<ExpertTile> expert_tiles_;
+  DeviceArray<uint16_t> expert_out_;  // bf16 [row][9][hidden]
+  DeviceArray<float> partial_;        // split-KV scratch
   DeviceArray<float> sample_weights_;
   DeviceArray<uint64_t> pick_best_;
   DeviceArray<uint32_t> pick_arrived_;

@@ -22,6 +22,17 @@ void CudaBackend::multiply(const Linear& w, const __half* x, size_t x_stride, fl
       linear_plain(launch_, w.raw[i], x, x_stride, step_.rows, out + w.columns[i], out_stride, add);
     return;
   }
+  if (!decode_rows() && wgmma()) {
+    GemmParams p;
+    p.w = w.view;
+    p.x = x;
+    p.x_stride = x_stride;
+    p.out = out;
+    p.out_stride = out_stride;
+    p.rows = step_.rows;
+    p.columns = w.width;
+    return gemm(launch_, p, add ? GemmOutput::kAdd : GemmOutput::kStore);
+  }
   for (int row = 0; row < step_.rows; row += kMaxGemvRows) {
     GemvInput in;
     in.half = x + static_cast<size_t>(row) * x_stride;
@@ -111,7 +122,14 @@ AttentionParams CudaBackend::attention_params(int index) const {
 
 void CudaBackend::prepare_attention(int index) { attention_prepare(launch_, attention_params(index)); }
 
-void CudaBackend::attend(int index) { attention_rows(launch_, attention_params(index), mechanisms_.gqa_packing); }
+void CudaBackend::attend(int index) {
+  const bool one_row_each = step_.rows == step_.sequence_count;
+  if (!decode_rows() && !one_row_each && wgmma()) {
+    attention_tiles(launch_, attention_params(index), tiles_, tile_count_);
+  } else {
+    attention_rows(launch_, attention_params(index), mechanisms_.gqa_packing);
+  }
+}
 
 void CudaBackend::project_residual(int index) {
   const LayerOnDevice& l = layer(index);
@@ -139,7 +157,38 @@ void CudaBackend::route(int index) {
   if (!choice_pending_) choose_rows(launch_, slots_, step_.rows, shape_.experts, l.router.width, l.router.columns[1]);
 }
 
-void CudaBackend::group_rows(int /*index*/) {}
+void CudaBackend::group_rows(int index) {
+  if (grouped_experts(layer(index)))
+    group_by_expert(launch_, slots_.expert_ids, step_.rows, shape_.experts,
+                    {pairs_.data(), expert_tiles_.data(), expert_tile_count_.data()});
+}
+
+// One product of the grouped experts and the same of the shared expert. Rows of x and out are [row][choice].
+void CudaBackend::multiply_experts(const PackedView& routed, const PackedView& shared, const __half* x, size_t x_stride,
+                                   size_t x_choice_stride, std::byte* out, size_t out_stride, size_t out_choice_stride,
+                                   int columns, int shared_columns, GemmOutput output) {
+  GemmParams p;
+  p.w = routed;
+  p.x = x;
+  p.x_stride = x_stride;
+  p.x_choice_stride = x_choice_stride;
+  p.out = out;
+  p.out_stride = out_stride;
+  p.out_choice_stride = out_choice_stride;
+  p.rows = step_.rows;
+  p.columns = columns;
+  p.pairs = pairs_.data();
+  p.tiles = expert_tiles_.data();
+  p.tile_count = expert_tile_count_.data();
+  p.max_tiles = max_expert_tiles(step_.rows, shape_.experts);
+  gemm(launch_, p, output);
+  p.w = shared;
+  p.x = x + kExpertsPerToken * x_choice_stride;
+  p.out = out + kExpertsPerToken * out_choice_stride * 2;  // both outputs have 16 bits
+  p.columns = shared_columns;
+  p.pairs = nullptr;
+  gemm(launch_, p, output);
+}
 
 ExpertsDecode CudaBackend::experts_decode(const LayerOnDevice& l) const {
   ExpertsDecode e;
@@ -155,7 +204,12 @@ ExpertsDecode CudaBackend::experts_decode(const LayerOnDevice& l) const {
 
 void CudaBackend::experts_up(int index) {
   const LayerOnDevice& l = layer(index);
-  if (l.experts.packed) {
+  if (grouped_experts(l)) {
+    multiply_experts(
+        l.experts.up, l.shared.up, slots_.moe_input, static_cast<size_t>(shape_.hidden), 0,
+        reinterpret_cast<std::byte*>(slots_.hidden), static_cast<size_t>(slot_width(Slot::kExpertHidden, shape_)),
+        static_cast<size_t>(shape_.expert_width), shape_.expert_width, shape_.shared_expert_width, GemmOutput::kSwiglu);
+  } else if (l.experts.packed) {
     experts_up_decode(launch_, experts_decode(l));
   } else {
     experts_up_plain(launch_, l.experts, l.shared, slots_, step_.rows, shape_.hidden);
@@ -164,7 +218,14 @@ void CudaBackend::experts_up(int index) {
 
 void CudaBackend::experts_down(int index) {
   const LayerOnDevice& l = layer(index);
-  if (l.experts.packed) {
+  if (grouped_experts(l)) {
+    const auto hidden = static_cast<size_t>(shape_.hidden);
+    multiply_experts(l.experts.down, l.shared.down, slots_.hidden,
+                     static_cast<size_t>(slot_width(Slot::kExpertHidden, shape_)),
+                     static_cast<size_t>(shape_.expert_width), reinterpret_cast<std::byte*>(expert_out_.data()),
+                     (kExpertsPerToken + 1) * hidden, hidden, shape_.hidden, shape_.hidden, GemmOutput::kBf16);
+    sum_experts(launch_, slots_, expert_out_.data(), step_.rows, shape_.hidden);
+  } else if (l.experts.packed) {
     // Given choices may come from the kernel right in front, so they must be waited for.
     experts_down_decode(choice_pending_ ? launch_ : launch_after_any(), experts_decode(l));
   } else {

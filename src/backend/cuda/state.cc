@@ -99,9 +99,11 @@ KvPool::KvPool(const ModelShape& shape) : layers_(shape.attention_layers()), kv_
 
 size_t KvPool::layer_page_bytes() const { return static_cast<size_t>(kv_heads_) * 2 * kTileBytes; }
 
-void KvPool::allocate(int pages) {
+void KvPool::allocate(int pages, cudaStream_t stream) {
   pages_ = pages;
   memory_ = DeviceBytes(static_cast<size_t>(pages) * page_bytes(), "memory for the KV cache");
+  // Rows that nothing has written yet get weight 0 in attention; they must not be NaN.
+  cuda_check(cudaMemsetAsync(memory_.data(), 0, memory_.size(), stream), "clear the KV cache");
 }
 
 void KvPool::copy(int from, int to, cudaStream_t stream) {

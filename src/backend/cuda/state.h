@@ -51,7 +51,7 @@ class RecurrentPool {
 class KvPool {
  public:
   explicit KvPool(const ModelShape& shape);
-  void allocate(int pages);
+  void allocate(int pages, cudaStream_t stream);
   size_t page_bytes() const { return static_cast<size_t>(layers_) * layer_page_bytes(); }
 
   void copy(int from, int to, cudaStream_t stream);
