@@ -9,13 +9,6 @@
 
 namespace calla::cuda {
 
-// Ranges of device memory that a later kernel will read (see ahead.cuh).
-struct Ahead {
-  static constexpr int kRanges = 4;
-  const std::byte* data[kRanges] = {};
-  uint32_t bytes[kRanges] = {};
-};
-
 // Where and how the kernels of a step are launched.
 struct Launch {
   cudaStream_t stream = nullptr;

@@ -38,11 +38,9 @@ __device__ __forceinline__ uint2 load_stream(const uint2* p) {
   return v;
 }
 
-// Asks for contiguous bytes (a multiple of 16, 16-byte aligned) to be in L2 soon.
-__device__ __forceinline__ void prefetch_l2(const void* p, uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
-#endif
+// Asks for the line of an address to be in L2 soon.
+__device__ __forceinline__ void prefetch_line(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
