@@ -141,8 +141,12 @@ HWY_INLINE void MultiplyGroup(const PanelArgs& a, const __m512i (&w)[kWords], si
   const size_t plane_stride = a.plane_stride, scale_stride = a.act_scale_stride;
   float* out = a.out;
   const int m = a.m;
+  // A row's address is worked out while the row before it is multiplied: 34 loads wait for it.
+  size_t next_row = static_cast<size_t>(rows != nullptr ? rows[0] : 0);
   for (int i = 0; i < m; ++i, out += kPanel) {
-    const auto row = static_cast<size_t>(rows != nullptr ? rows[i] : i);
+    const size_t row = next_row;
+    const int following = i + 1 < m ? i + 1 : i;
+    next_row = static_cast<size_t>(rows != nullptr ? rows[following] : following);
     const int8_t* p = planes + row * plane_stride;
     __m512i hi = _mm512_setzero_si512(), lo = hi, hi2 = hi, lo2 = hi;
     HWY_UNROLL(16)
