@@ -9,8 +9,7 @@
 namespace calla::reference {
 
 float weight_at(const WeightMatrix& matrix, int n, int k) {
-  if (matrix.format == WeightFormat::kBf16)
-    return to_float(matrix.values[static_cast<size_t>(n) * matrix.k + k]);
+  if (matrix.format == WeightFormat::kBf16) return to_float(matrix.values[static_cast<size_t>(n) * matrix.k + k]);
   const int codes_per_word = 32 / matrix.bits;
   const uint32_t word = matrix.codes[n * matrix.words_per_row() + k / codes_per_word];
   const uint32_t code = (word >> (k % codes_per_word * matrix.bits)) & ((1u << matrix.bits) - 1);
