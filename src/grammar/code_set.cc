@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-#include "grammar/utf8.h"
+#include "grammar/characters.h"
 
 namespace calla {
 namespace {
@@ -123,8 +123,8 @@ void CodeSet::add_edges(Grammar& grammar, Grammar::NodeId from, Grammar::NodeId 
       const char32_t high = std::min(range.high, block.high);
       if (low > high) continue;
       std::string first, last;
-      append_utf8(low, first);
-      append_utf8(high, last);
+      append_character(low, first);
+      append_character(high, last);
       writer.write(from, first, last, 0);
     }
 }

@@ -1,11 +1,12 @@
 #pragma once
 // Grammar: which byte strings may be generated, as a pushdown automaton. Nodes are joined by edges that take
 // a byte, take one whole token, take nothing, or run a sub-automaton some number of times (which serves as
-// call, loop and counter). Built once per request by compile_schema() or compile_tool_calls(), then only
+// call, loop and counter). Built once per request by compile_schema() or forced_call_grammar(), then only
 // read.
 //
 // Reading order of this folder: grammar.h, matcher.h (runs it), token_trie.h + token_constraint.h (from bytes
-// to tokens), json_rules.h, schema.h (JSON schema -> grammar), tool_calls.h, reasoning_gate.h.
+// to tokens), json_rules.h, schema.h (JSON schema -> grammar), forced_call.h (tools -> grammar),
+// reasoning_gate.h.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <span>
 
+#include "grammar/characters.h"
 #include "grammar/code_set.h"
-#include "grammar/utf8.h"
 
 namespace calla {
 
@@ -29,6 +29,13 @@ NodeId JsonRules::space() {
   indent(' ', kMaxIndent);
   indent('\t', kMaxTabs);
   return space_;
+}
+
+NodeId JsonRules::blank() {
+  const NodeId start = grammar_.add_node(), end = grammar_.add_accepting_node();
+  grammar_.add_bytes(start, ' ', ' ', end);
+  grammar_.add_bytes(start, '\n', '\n', end);
+  return start;
 }
 
 NodeId JsonRules::string_character() {
@@ -219,7 +226,7 @@ void JsonRules::other_key(NodeId from, const std::vector<std::string>& taken, No
   std::vector<std::u32string> names;
   for (const std::string& name : taken) {
     std::u32string decoded;
-    for (size_t at = 0; at < name.size();) decoded.push_back(decode_utf8(name, at));
+    for (size_t at = 0; at < name.size();) decoded.push_back(decode_character(name, at));
     names.push_back(std::move(decoded));
   }
   std::sort(names.begin(), names.end());

@@ -21,6 +21,7 @@ class JsonRules {
 
   // Sub-automata, to be called.
   NodeId space();
+  NodeId blank();             // one space or line break
   NodeId string_character();  // one character of a string, escaped or not
   NodeId number();
   NodeId integer();

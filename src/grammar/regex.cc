@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "base/error.h"
-#include "grammar/utf8.h"
+#include "grammar/characters.h"
 
 namespace calla {
 namespace {
@@ -109,7 +109,7 @@ class PatternParser {
     if (take('[')) return {.kind = Piece::Kind::kSet, .set = bracket(), .parts = {}};
     if (take('.')) return {.kind = Piece::Kind::kSet, .set = dot(), .parts = {}};
     if (take('\\')) return {.kind = Piece::Kind::kSet, .set = escape(false), .parts = {}};
-    const char32_t c = decode_utf8(text_, at_);
+    const char32_t c = decode_character(text_, at_);
     return {.kind = Piece::Kind::kSet, .set = CodeSet{{c, c}}, .parts = {}};
   }
 
@@ -174,7 +174,7 @@ class PatternParser {
     const auto one = [](char32_t c) { return CodeSet{{c, c}}; };
     const char c = text_[at_];
     if (static_cast<uint8_t>(c) >= 0x80) {
-      const char32_t code_point = decode_utf8(text_, at_);
+      const char32_t code_point = decode_character(text_, at_);
       return one(code_point);
     }
     ++at_;
@@ -254,7 +254,7 @@ class PatternParser {
   CodeSet bracket_item() {
     if (at_ == text_.size()) refuse("a class does not end");
     if (take('\\')) return escape(true);
-    const char32_t c = decode_utf8(text_, at_);
+    const char32_t c = decode_character(text_, at_);
     return {{c, c}};
   }
 
@@ -321,7 +321,7 @@ class PatternParser {
 
 Pattern::Pattern(std::string_view text) {
   for (size_t at = 0; at < text.size();) {
-    const size_t length = utf8_length(text.substr(at));
+    const size_t length = character_length(text.substr(at));
     if (length == 0) throw RequestError("a pattern is not well-formed UTF-8");
     at += length;
   }

@@ -8,21 +8,15 @@ namespace calla {
 namespace {
 
 // document := blanks value line-break?, the blanks being what may follow a think block
-std::shared_ptr<const Grammar> finish_document(Grammar grammar, Grammar::NodeId value,
-                                               const std::string& field) {
+std::shared_ptr<const Grammar> finish_document(Grammar& grammar, JsonRules& rules, Grammar::NodeId value) {
   constexpr uint32_t kMaxLeadingBlanks = 4;
-  const Grammar::NodeId blank = grammar.add_node(), blank_end = grammar.add_accepting_node();
-  for (const char c : std::string_view(" \n")) {
-    const auto byte = static_cast<uint8_t>(c);
-    grammar.add_bytes(blank, byte, byte, blank_end);
-  }
   const Grammar::NodeId start = grammar.add_node(), begin = grammar.add_node();
-  const Grammar::NodeId end = grammar.add_accepting_node(), after = grammar.add_accepting_node();
-  grammar.add_repeat(start, blank, 0, kMaxLeadingBlanks, begin);
+  const Grammar::NodeId end = grammar.add_accepting_node();
+  grammar.add_repeat(start, rules.blank(), 0, kMaxLeadingBlanks, begin);
   grammar.add_call(begin, value, end);
-  grammar.add_bytes(end, '\n', '\n', after);
+  grammar.add_bytes(end, '\n', '\n', grammar.add_accepting_node());
   if (!grammar.finish(start))
-    throw RequestError("the schema cannot be satisfied by any value (of bounded depth)", field);
+    throw RequestError("the schema cannot be satisfied by any value (of bounded depth)");
   return std::make_shared<const Grammar>(std::move(grammar));
 }
 
@@ -31,8 +25,7 @@ std::shared_ptr<const Grammar> finish_document(Grammar grammar, Grammar::NodeId 
 std::shared_ptr<const Grammar> json_object_grammar() {
   Grammar grammar;
   JsonRules rules(grammar);
-  const Grammar::NodeId object = rules.object();
-  return finish_document(std::move(grammar), object, "response_format");
+  return finish_document(grammar, rules, rules.object());
 }
 
 std::shared_ptr<const Grammar> compile_schema(std::string_view schema_json, const std::string& field) {
@@ -43,7 +36,7 @@ std::shared_ptr<const Grammar> compile_schema(std::string_view schema_json, cons
     SchemaCompiler compiler(schema, grammar, rules);
     const Grammar::NodeId value = grammar.add_node();
     compiler.value(schema, SchemaPath{}, value, grammar.add_accepting_node());
-    return finish_document(std::move(grammar), value, field);
+    return finish_document(grammar, rules, value);
   } catch (const RequestError& error) {
     throw RequestError(error.what(), field, error.code());
   }

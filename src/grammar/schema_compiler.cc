@@ -72,6 +72,23 @@ bool any_key(const SchemaJson& schema, std::initializer_list<const char*> keys) 
   return std::any_of(keys.begin(), keys.end(), [&](const char* key) { return schema.contains(key); });
 }
 
+struct Bounds {
+  uint32_t min = 0, max = Grammar::kUnbounded;
+};
+
+Bounds bounds(const SchemaJson& schema, const char* min_key, const char* max_key, const SchemaPath& at) {
+  const auto read = [&](const char* key, uint32_t fallback) {
+    const auto found = schema.find(key);
+    if (found == schema.end()) return fallback;
+    const bool is_count = found->is_number() && found->get<double>() >= 0 && found->get<double>() <= 1e9 &&
+                          std::trunc(found->get<double>()) == found->get<double>();
+    if (!is_count)
+      refuse_schema(at / key, "expected a whole number from 0 to 1e9, not " + found->dump().substr(0, 40));
+    return static_cast<uint32_t>(found->get<double>());
+  };
+  return {read(min_key, 0), read(max_key, Grammar::kUnbounded)};
+}
+
 }  // namespace
 
 SchemaJson parse_schema(std::string_view text) {
@@ -85,6 +102,46 @@ SchemaJson parse_schema(std::string_view text) {
   } catch (const SchemaJson::exception& error) {
     throw RequestError(std::string("the schema is not valid JSON: ") + error.what());
   }
+}
+
+std::vector<ObjectProperty> object_properties(const SchemaJson& schema, const SchemaPath& at) {
+  const SchemaJson properties =
+      schema.contains("properties") ? schema.at("properties") : SchemaJson::object();
+  if (!properties.is_object()) refuse_schema(at / "properties", "expected an object");
+  const SchemaJson names = schema.contains("required") ? schema.at("required") : SchemaJson::array();
+  if (!names.is_array()) refuse_schema(at / "required", "expected a list of names");
+  std::unordered_set<std::string> required;
+  for (const SchemaJson& name : names) {
+    if (!name.is_string()) refuse_schema(at / "required", "expected a list of names");
+    required.insert(name.get<std::string>());
+  }
+  std::vector<ObjectProperty> all;
+  for (const auto& [name, one] : properties.items())
+    all.push_back({name, one, required.erase(name) > 0, at / "properties" / name});
+  const SchemaJson unlisted =
+      schema.contains("additionalProperties") ? schema.at("additionalProperties") : SchemaJson(true);
+  for (const SchemaJson& name : names)
+    if (required.erase(name.get<std::string>()) > 0)
+      all.push_back({name.get<std::string>(), unlisted, true, at / "additionalProperties"});
+  return all;
+}
+
+StringLimits string_limits(const SchemaJson& schema, const SchemaPath& at) {
+  const Bounds length = bounds(schema, "minLength", "maxLength", at);
+  StringLimits limits{length.min, length.max, {}};
+  if (const auto found = schema.find("pattern"); found != schema.end()) {
+    if (!found->is_string()) refuse_schema(at / "pattern", "expected a string");
+    limits.pattern = found->get<std::string>();
+  }
+  if (const auto found = schema.find("format"); found != schema.end()) {
+    if (!found->is_string()) refuse_schema(at / "format", "expected a string");
+    // Other formats are annotations, as JSON Schema has it by default.
+    std::string enforced = format_pattern(found->get<std::string>());
+    if (!enforced.empty() && !limits.pattern.empty())
+      refuse_schema(at / "format", "the keyword \"format\" beside pattern is not supported");
+    if (!enforced.empty()) limits.pattern = std::move(enforced);
+  }
+  return limits;
 }
 
 void SchemaCompiler::value(const SchemaJson& schema, const SchemaPath& at, NodeId from, NodeId to) {
@@ -218,44 +275,17 @@ void SchemaCompiler::constant(const SchemaJson& value, NodeId from, NodeId to) {
 }
 
 void SchemaCompiler::object(const SchemaJson& schema, const SchemaPath& at, NodeId from, NodeId to) {
-  const SchemaJson none = SchemaJson::object();
-  const auto found = schema.find("properties");
-  const SchemaJson& properties = found == schema.end() ? none : *found;
-  if (!properties.is_object()) refuse_schema(at / "properties", "expected an object");
   const SchemaJson additional =
       schema.contains("additionalProperties") ? schema.at("additionalProperties") : SchemaJson(true);
   const bool is_closed = additional == SchemaJson(false);
-
-  struct Property {
-    std::string name;
-    const SchemaJson* schema;
-    bool required;
-    SchemaPath at;
-  };
-  std::vector<Property> all;
-  std::unordered_set<std::string> required, listed;
-  if (const auto names = schema.find("required"); names != schema.end()) {
-    if (!names->is_array()) refuse_schema(at / "required", "expected a list of names");
-    for (const SchemaJson& name : *names) {
-      if (!name.is_string()) refuse_schema(at / "required", "expected a list of names");
-      required.insert(name.get<std::string>());
-    }
-    for (const auto& [name, one] : properties.items()) listed.insert(name);
-    for (const auto& [name, one] : properties.items())
-      all.push_back({name, &one, required.contains(name), at / "properties" / name});
-    for (const SchemaJson& name : *names)
-      if (listed.insert(name.get<std::string>()).second)
-        all.push_back({name.get<std::string>(), &additional, true, at / "additionalProperties"});
-  } else {
-    for (const auto& [name, one] : properties.items())
-      all.push_back({name, &one, false, at / "properties" / name});
-  }
+  const std::vector<ObjectProperty> all = object_properties(schema, at);
+  const auto n_required =
+      static_cast<uint32_t>(std::count_if(all.begin(), all.end(), [](const auto& p) { return p.required; }));
   const Bounds count = bounds(schema, "minProperties", "maxProperties", at);
   if (all.empty() && (!is_closed || schema.contains("patternProperties"))) return map(schema, at, from, to);
   if (schema.contains("patternProperties"))
     refuse_schema(at / "patternProperties",
                   "the keyword \"patternProperties\" beside properties or required is not supported");
-  const auto n_required = static_cast<uint32_t>(required.size());
   if (count.min > n_required)
     refuse_schema(at / "minProperties", "the keyword \"minProperties\" beside properties is not supported");
   if (count.max < all.size() || (count.max != Grammar::kUnbounded && !is_closed))
@@ -266,7 +296,7 @@ void SchemaCompiler::object(const SchemaJson& schema, const SchemaPath& at, Node
   NodeId first = grammar_.add_node(), later = grammar_.add_node();
   grammar_.add_literal(from, "{", opened);
   grammar_.add_call(opened, rules_.space(), first);
-  for (const Property& property : all) {
+  for (const ObjectProperty& property : all) {
     const NodeId key = grammar_.add_node(), comma = grammar_.add_node(), colon = grammar_.add_node(),
                  before = grammar_.add_node(), next_first = grammar_.add_node(),
                  next_later = grammar_.add_node();
@@ -275,7 +305,7 @@ void SchemaCompiler::object(const SchemaJson& schema, const SchemaPath& at, Node
     grammar_.add_call(comma, rules_.space(), key);
     grammar_.add_literal(key, literal_of(property.name) + ":", colon);
     grammar_.add_call(colon, rules_.space(), before);
-    value(*property.schema, property.at, before, next_later);
+    value(property.schema, property.at, before, next_later);
     if (!property.required) {
       grammar_.add_epsilon(first, next_first);
       grammar_.add_epsilon(later, next_later);
@@ -290,7 +320,7 @@ void SchemaCompiler::object(const SchemaJson& schema, const SchemaPath& at, Node
     grammar_.add_literal(later, ",", comma);
     grammar_.add_call(comma, rules_.space(), key);
     std::vector<std::string> taken;
-    for (const Property& property : all) taken.push_back(property.name);
+    for (const ObjectProperty& property : all) taken.push_back(property.name);
     rules_.other_key(key, taken, after_key);
     grammar_.add_literal(after_key, ":", colon);
     grammar_.add_call(colon, rules_.space(), before);
@@ -404,25 +434,13 @@ void SchemaCompiler::array(const SchemaJson& schema, const SchemaPath& at, NodeI
 }
 
 void SchemaCompiler::string(const SchemaJson& schema, const SchemaPath& at, NodeId from, NodeId to) {
-  const Bounds length = bounds(schema, "minLength", "maxLength", at);
-  std::string pattern;
-  if (const auto found = schema.find("pattern"); found != schema.end()) {
-    if (!found->is_string()) refuse_schema(at / "pattern", "expected a string");
-    pattern = found->get<std::string>();
-  }
-  if (const auto found = schema.find("format"); found != schema.end()) {
-    if (!found->is_string()) refuse_schema(at / "format", "expected a string");
-    // Other formats are annotations, as JSON Schema has it by default.
-    const std::string enforced = format_pattern(found->get<std::string>());
-    if (!enforced.empty() && !pattern.empty())
-      refuse_schema(at / "format", "the keyword \"format\" beside pattern is not supported");
-    if (!enforced.empty()) pattern = enforced;
-  }
-  if (pattern.empty()) return rules_.string(from, length.min, length.max, to);
+  const StringLimits limits = string_limits(schema, at);
+  if (limits.pattern.empty()) return rules_.string(from, limits.min, limits.max, to);
   const NodeId open = grammar_.add_node(), close = grammar_.add_node();
   grammar_.add_literal(from, "\"", open);
   try {
-    Pattern(pattern).add_edges(grammar_, open, close, length.min, length.max, Pattern::Encoding::kJson);
+    Pattern(limits.pattern)
+        .add_edges(grammar_, open, close, limits.min, limits.max, Pattern::Encoding::kJson);
   } catch (const RequestError& error) {
     refuse_schema(at / "pattern", error.what());
   }
@@ -454,20 +472,6 @@ void SchemaCompiler::number(const SchemaJson& schema, bool is_integer, const Sch
   if (!range.low && !range.high && range.multiple_of == 1)
     return grammar_.add_call(from, range.is_integer ? rules_.integer() : rules_.number(), to);
   range.add_edges(grammar_, from, to);
-}
-
-SchemaCompiler::Bounds SchemaCompiler::bounds(const SchemaJson& schema, const char* min_key,
-                                              const char* max_key, const SchemaPath& at) {
-  const auto read = [&](const char* key, uint32_t fallback) {
-    const auto found = schema.find(key);
-    if (found == schema.end()) return fallback;
-    const bool is_count = found->is_number() && found->get<double>() >= 0 && found->get<double>() <= 1e9 &&
-                          std::trunc(found->get<double>()) == found->get<double>();
-    if (!is_count)
-      refuse_schema(at / key, "expected a whole number from 0 to 1e9, not " + found->dump().substr(0, 40));
-    return static_cast<uint32_t>(found->get<double>());
-  };
-  return {read(min_key, 0), read(max_key, Grammar::kUnbounded)};
 }
 
 }  // namespace calla

@@ -15,6 +15,23 @@ namespace calla {
 // Parses the text of a schema; RequestError if it is not JSON or nested deeper than any schema needs.
 SchemaJson parse_schema(std::string_view text);
 
+struct ObjectProperty {
+  std::string name;
+  SchemaJson schema;
+  bool required = false;
+  SchemaPath at;
+};
+
+// The properties of an object schema in their order; required ones that are not listed come last.
+std::vector<ObjectProperty> object_properties(const SchemaJson& schema, const SchemaPath& at);
+
+struct StringLimits {
+  uint32_t min = 0, max = Grammar::kUnbounded;  // characters
+  std::string pattern;                          // of `pattern` or `format`; empty: none
+};
+
+StringLimits string_limits(const SchemaJson& schema, const SchemaPath& at);
+
 class SchemaCompiler {
  public:
   using NodeId = Grammar::NodeId;
@@ -29,10 +46,6 @@ class SchemaCompiler {
   const SchemaAlgebra& algebra() const { return algebra_; }
 
  private:
-  struct Bounds {
-    uint32_t min = 0, max = Grammar::kUnbounded;
-  };
-
   // `schema` is free of references and combinations.
   void plain_value(const SchemaJson& schema, const SchemaPath& at, NodeId from, NodeId to);
   void listed_values(const SchemaJson& values, const SchemaJson& schema, const SchemaPath& at, NodeId from,
@@ -45,8 +58,6 @@ class SchemaCompiler {
   void number(const SchemaJson& schema, bool is_integer, const SchemaPath& at, NodeId from, NodeId to);
   NodeId reference(const std::string& target, const SchemaPath& at);
   NodeId rule(const SchemaJson& schema, const SchemaPath& at);  // a sub-automaton for `schema`, to be called
-  static Bounds bounds(const SchemaJson& schema, const char* min_key, const char* max_key,
-                       const SchemaPath& at);
 
   SchemaAlgebra algebra_;
   Grammar& grammar_;

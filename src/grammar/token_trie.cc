@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "grammar/utf8.h"
+#include "grammar/characters.h"
 
 namespace calla {
 namespace {
@@ -17,7 +17,7 @@ int plain_characters(std::string_view text, Grammar::TextKind kind) {
     const auto byte = static_cast<uint8_t>(text[at]);
     if (byte < 0x20 && !(kind == Grammar::TextKind::kRawText && byte == '\t')) return -1;
     if (kind == Grammar::TextKind::kJsonString && (byte == '"' || byte == '\\')) return -1;
-    const size_t length = utf8_length(text.substr(at));
+    const size_t length = character_length(text.substr(at));
     if (length == 0) return -1;
     at += length;
   }
@@ -26,14 +26,14 @@ int plain_characters(std::string_view text, Grammar::TextKind kind) {
 
 }  // namespace
 
-TokenTrie::TokenTrie(std::span<const std::string> texts, std::span<const TokenId> markup)
+TokenTrie::TokenTrie(std::span<const std::string_view> texts, std::span<const TokenId> markup)
     : markup_(markup.begin(), markup.end()) {
   size_t total = 0;
-  for (const std::string& text : texts) total += text.size();
+  for (const std::string_view text : texts) total += text.size();
   bytes_.reserve(total);
   offsets_.reserve(texts.size() + 1);
   offsets_.push_back(0);
-  for (const std::string& text : texts) {
+  for (const std::string_view text : texts) {
     bytes_ += text;
     offsets_.push_back(static_cast<uint32_t>(bytes_.size()));
   }
@@ -43,7 +43,7 @@ TokenTrie::TokenTrie(std::span<const std::string> texts, std::span<const TokenId
   sorted.reserve(texts.size());
   std::array<bool, 256> single{};
   for (TokenId id = 0; id < static_cast<TokenId>(texts.size()); ++id) {
-    const std::string& text = texts[static_cast<size_t>(id)];
+    const std::string_view text = texts[static_cast<size_t>(id)];
     if (text.empty() || text.size() > kMaxTokenBytes || is_markup(id)) continue;
     sorted.push_back(id);
     if (text.size() == 1) single[static_cast<uint8_t>(text[0])] = true;
@@ -145,6 +145,17 @@ TokenId TokenTrie::find_markup(std::string_view text) const {
   for (TokenId id : markup_)
     if (bytes(id) == text) return id;
   return -1;
+}
+
+std::vector<TokenId> TokenTrie::find_containing(std::string_view text) const {
+  std::vector<TokenId> found;
+  for (size_t at = bytes_.find(text); at != std::string::npos; at = bytes_.find(text, at + 1)) {
+    const auto next = std::upper_bound(offsets_.begin(), offsets_.end(), static_cast<uint32_t>(at));
+    const auto token = static_cast<TokenId>(next - offsets_.begin() - 1);
+    const bool is_whole = at + text.size() <= *next;  // not half in this token and half in the next
+    if (is_whole && !is_markup(token) && (found.empty() || found.back() != token)) found.push_back(token);
+  }
+  return found;
 }
 
 size_t TokenTrie::memory_bytes() const {

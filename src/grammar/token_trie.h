@@ -37,7 +37,7 @@ class TokenTrie {
   // themselves only (such as <tool_call>): a grammar asks for them by id, and they are never part of other
   // text. Throws CheckpointError if a byte that JSON needs has no token of its own. Tokens longer than 255
   // bytes are left out.
-  TokenTrie(std::span<const std::string> texts, std::span<const TokenId> markup);
+  TokenTrie(std::span<const std::string_view> texts, std::span<const TokenId> markup);
 
   size_t vocab() const { return offsets_.size() - 1; }
   std::string_view bytes(TokenId token) const {
@@ -47,6 +47,9 @@ class TokenTrie {
   bool is_markup(TokenId token) const;
   // The markup token with this text, or -1.
   TokenId find_markup(std::string_view text) const;
+
+  // The tokens that have `text` somewhere in them, markup excepted.
+  std::vector<TokenId> find_containing(std::string_view text) const;
 
   const std::vector<Node>& nodes() const { return nodes_; }
   const PlainText& plain(Grammar::TextKind kind) const {

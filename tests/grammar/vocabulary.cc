@@ -9,7 +9,7 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "grammar/utf8.h"
+#include "grammar/characters.h"
 
 namespace calla {
 namespace {
@@ -26,7 +26,7 @@ std::string undo_byte_alphabet(const std::string& text) {
   }
   std::string bytes;
   for (size_t at = 0; at < text.size();) {
-    const char32_t c = decode_utf8(text, at);
+    const char32_t c = decode_character(text, at);
     if (c >= byte_of.size() || byte_of[c] < 0) throw std::runtime_error("not a byte-level token: " + text);
     bytes.push_back(static_cast<char>(byte_of[c]));
   }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "grammar/token_trie.h"
@@ -14,7 +15,9 @@ struct TestVocabulary {
   std::vector<TokenId> markup;
   TokenId stop = 0;
 
-  TokenTrie trie() const { return TokenTrie(texts, markup); }
+  TokenTrie trie() const {
+    return TokenTrie(std::vector<std::string_view>(texts.begin(), texts.end()), markup);
+  }
 };
 
 // calla-tiny's tokenizer.json, with the byte alphabet of byte-level BPE undone.

@@ -1,4 +1,4 @@
-#include "grammar/utf8.h"
+#include "grammar/characters.h"
 
 #include <string>
 
@@ -6,7 +6,7 @@
 
 namespace calla {
 
-size_t utf8_length(std::string_view text) {
+size_t character_length(std::string_view text) {
   if (text.empty()) return 0;
   const auto at = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t lead = at(0);
@@ -24,7 +24,7 @@ size_t utf8_length(std::string_view text) {
   return length;
 }
 
-void append_utf8(char32_t code_point, std::string& out) {
+void append_character(char32_t code_point, std::string& out) {
   const auto put = [&](uint32_t byte) { out.push_back(static_cast<char>(static_cast<uint8_t>(byte))); };
   const uint32_t c = code_point;
   if (c < 0x80) {
@@ -44,9 +44,9 @@ void append_utf8(char32_t code_point, std::string& out) {
   }
 }
 
-char32_t decode_utf8(std::string_view text, size_t& at) {
-  const size_t length = utf8_length(text.substr(at));
-  check(length > 0, "decode_utf8: the text is not well-formed UTF-8");
+char32_t decode_character(std::string_view text, size_t& at) {
+  const size_t length = character_length(text.substr(at));
+  check(length > 0, "decode_character: the text is not well-formed UTF-8");
   const auto lead = static_cast<uint8_t>(text[at]);
   uint32_t value = length == 1 ? lead : lead & (0xffu >> (length + 1));
   for (size_t i = 1; i < length; ++i) value = value << 6 | (static_cast<uint8_t>(text[at + i]) & 0x3fu);
