@@ -134,9 +134,16 @@ HWY_INLINE __m512i Broadcast4(const int8_t* p) {
 template <int kWords, int kSecond>
 HWY_INLINE void MultiplyGroup(const PanelArgs& a, const __m512i (&w)[kWords], size_t plane_offset,
                               size_t group, __m512 scale, __m512 bias) {
-  for (int i = 0; i < a.m; ++i) {
-    const auto row = static_cast<size_t>(a.rows != nullptr ? a.rows[i] : i);
-    const int8_t* p = a.planes + row * a.plane_stride + plane_offset;
+  // Locals: the stores below could alias the fields of `a`.
+  const int32_t* rows = a.rows;
+  const int8_t* planes = a.planes + plane_offset;
+  const ActivationScale* scales = a.act_scales + group;
+  const size_t plane_stride = a.plane_stride, scale_stride = a.act_scale_stride;
+  float* out = a.out;
+  const int m = a.m;
+  for (int i = 0; i < m; ++i, out += kPanel) {
+    const auto row = static_cast<size_t>(rows != nullptr ? rows[i] : i);
+    const int8_t* p = planes + row * plane_stride;
     __m512i hi = _mm512_setzero_si512(), lo = hi, hi2 = hi, lo2 = hi;
     HWY_UNROLL(16)
     for (int j = 0; j < kWords / 2; ++j) {
@@ -148,8 +155,7 @@ HWY_INLINE void MultiplyGroup(const PanelArgs& a, const __m512i (&w)[kWords], si
     hi = _mm512_add_epi32(hi, hi2);
     lo = _mm512_add_epi32(lo, lo2);
     const __m512 sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(hi, 7), lo));
-    const ActivationScale& s = a.act_scales[row * a.act_scale_stride + group];
-    float* out = a.out + static_cast<size_t>(i) * kPanel;
+    const ActivationScale& s = scales[row * scale_stride];
     __m512 acc = _mm512_load_ps(out);
     acc = _mm512_fmadd_ps(sum, _mm512_mul_ps(scale, _mm512_set1_ps(s.d)), acc);
     acc = _mm512_fmadd_ps(bias, _mm512_set1_ps(s.sum), acc);
