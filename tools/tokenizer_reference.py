@@ -110,21 +110,28 @@ def bench_sets(vocabulary):
             "mixed Unicode, texts of 2,000": documents(mixed, 2000), "Chinese, texts of 2,000": documents(chinese, 2000)}
 
 
+def best_of(rounds, action):
+    best = float("inf")
+    for _ in range(rounds):
+        start = time.perf_counter()
+        action()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
 def bench(args):
     content = open(args.tokenizer, encoding="utf-8").read()
-    reference = tokenizers.Tokenizer.from_str(content)
+    loading = best_of(args.rounds, lambda: tokenizers.Tokenizer.from_file(args.tokenizer))
+    ours = float(run_filter(args.filter, args.tokenizer, [], "--bench-load", str(args.rounds)))
     print(f"{args.name}, tokenizers {tokenizers.__version__}, best of {args.rounds}, one thread")
+    print(f"  {'load':40} reference {1e3 * loading:7.1f} ms     calla {1e3 * ours:7.1f} ms     x{loading / ours:.1f}")
+    reference = tokenizers.Tokenizer.from_str(content)
     for name, texts in bench_sets(token_bytes(json.loads(content)["model"])).items():
         mega = sum(len(t.encode()) for t in texts) / 1e6
-        best = None
-        for _ in range(args.rounds):
-            start = time.perf_counter()
-            for text in texts:
-                reference.encode(text, add_special_tokens=False)
-            took = time.perf_counter() - start
-            best = took if best is None else min(best, took)
+        # The reference's faster way: one call for all texts, without offsets.
+        theirs = best_of(args.rounds, lambda: reference.encode_batch_fast(texts, add_special_tokens=False))
         ours = float(run_filter(args.filter, args.tokenizer, texts, "--bench", str(args.rounds)))
-        print(f"  {name:40} reference {mega / best:7.2f} MB/s   calla {mega / ours:7.2f} MB/s   x{best / ours:.1f}")
+        print(f"  {name:40} reference {mega / theirs:7.2f} MB/s   calla {mega / ours:7.2f} MB/s   x{theirs / ours:.1f}")
     return 0
 
 
