@@ -113,7 +113,8 @@ class Bench {
     backend_ = std::make_unique<cpu::CpuBackend>(shape_, model.weights(), options);
     const int deepest = *std::max_element(arguments.depths.begin(), arguments.depths.end());
     pages_per_sequence_ = (deepest + arguments.steps * 4) / kKvPageRows + 2;
-    for (int n : arguments.prefills) pages_per_sequence_ = std::max(pages_per_sequence_, n / kKvPageRows + 2);
+    for (int n : arguments.prefills)
+      pages_per_sequence_ = std::max(pages_per_sequence_, n / kKvPageRows + 2);
     backend_->allocate_state({arguments.batch, arguments.batch * pages_per_sequence_});
     pages_.resize(static_cast<size_t>(arguments.batch) * pages_per_sequence_);
     std::iota(pages_.begin(), pages_.end(), 0);
