@@ -131,6 +131,10 @@ Scheduler::Scheduler(Backend& backend, const ModelShape& shape, const SchedulerO
       options_(complete(options, shape)),
       pool_(backend, plan_state(backend, shape, options_)) {
   stats_.total_pages = pool_.plan().kv_pages;
+  if (!options_.cache_dir.empty() && options_.cache_snapshots != 0)
+    store_ = std::make_unique<SnapshotStore>(
+        options_.cache_dir, options_.model_id, pool_, options_.cache_dir_bytes,
+        options_.warn ? options_.warn : [](const std::string&) {});
 }
 
 Scheduler::~Scheduler() = default;
@@ -292,7 +296,7 @@ bool Scheduler::start(std::shared_ptr<Generation> generation, Clock::time_point 
   sequence->slot = take_slot();
 
   PrefixCache::Match match;
-  if (caching(*sequence)) match = cache_.find(request.prompt, sequence->prompt_tokens - 1);
+  if (caching(*sequence)) match = find_cached(request.prompt);
   if (match.snapshot) {
     const int cached = static_cast<int>(match.snapshot->tokens.size());
     backend_.copy_recurrent(match.snapshot->slot.id(), sequence->slot.id());
@@ -326,6 +330,24 @@ bool Scheduler::start(std::shared_ptr<Generation> generation, Clock::time_point 
   }
   running_.push_back(std::move(sequence));
   return true;
+}
+
+// The longest snapshot in memory, or a longer one from disk, which then is in memory too. The last prompt token is
+// always computed.
+PrefixCache::Match Scheduler::find_cached(std::span<const TokenId> prompt) {
+  const int limit = static_cast<int>(prompt.size()) - 1;
+  PrefixCache::Match match = cache_.find(prompt, limit);
+  if (!store_) return match;
+  const int in_memory = match.snapshot ? static_cast<int>(match.snapshot->tokens.size()) : 0;
+  const int on_disk = store_->find(prompt, limit);
+  if (on_disk <= in_memory || pages_for(on_disk) + reserved_pages_ > pool_.plan().kv_pages) return match;
+  std::optional<Snapshot> snapshot = store_->load(
+      prompt, on_disk, [this] { return take_slot(); },
+      [this](PageList& pages) {
+        while (!pool_.append_page(pages)) check(cache_.evict_one(), "pages within the reservation are there");
+      });
+  if (snapshot) cache_.insert(std::move(*snapshot));
+  return cache_.find(prompt, limit);
 }
 
 SlotHandle Scheduler::take_slot() {
@@ -501,7 +523,12 @@ void Scheduler::take_snapshot(Sequence& sequence) {
   if (!slot && cache_.evict_one()) slot = pool_.take_slot();
   if (!slot) return;  // every slot runs a sequence
   backend_.copy_recurrent(sequence.slot.id(), slot->id());
-  cache_.insert({{tokens.begin(), tokens.end()}, std::move(*slot), sequence.pages});
+  keep({{tokens.begin(), tokens.end()}, std::move(*slot), sequence.pages});
+}
+
+void Scheduler::keep(Snapshot snapshot) {
+  if (store_) store_->save(snapshot);
+  cache_.insert(std::move(snapshot));
 }
 
 // Ends a sequence. Its state becomes a snapshot: the next turn, or a repeat of a cancelled prompt, goes on
@@ -510,12 +537,12 @@ void Scheduler::finish(Sequence& sequence, FinishReason reason, const std::strin
   check(!sequence.finished, "a sequence ends once");
   sequence.finished = true;
   reserved_pages_ -= sequence.reserved_pages;
-  const bool keep = reason != FinishReason::kError && caching(sequence) && sequence.state_tokens > 0;
-  if (keep && sequence.slot) {
+  const bool reusable = reason != FinishReason::kError && caching(sequence) && sequence.state_tokens > 0;
+  if (reusable && sequence.slot) {
     check(static_cast<size_t>(sequence.state_tokens) <= sequence.tokens.size(), "the state's tokens are known");
     std::vector<TokenId> tokens(sequence.tokens.begin(), sequence.tokens.begin() + sequence.state_tokens);
     sequence.pages.truncate(static_cast<size_t>(pages_for(sequence.state_tokens)));
-    cache_.insert({std::move(tokens), std::move(sequence.slot), std::move(sequence.pages)});
+    keep({std::move(tokens), std::move(sequence.slot), std::move(sequence.pages)});
   } else {
     sequence.slot = SlotHandle();
     sequence.pages.truncate(0);
