@@ -54,7 +54,9 @@ int main(int argc, char** argv) try {
   const auto tokenizer = calla::Tokenizer::load(argv[1]);
   std::ios::sync_with_stdio(false);
   const auto texts = read_texts(std::cin);
-  const auto encode = [&](const std::string& text) { return tokenizer.encode(text, calla::AddedTokens::kRecognise); };
+  const auto encode = [&](const std::string& text) {
+    return tokenizer.encode_lossy(text, calla::AddedTokens::kRecognise);
+  };
   if (option == "--bench") {
     size_t ids = 0;
     const double seconds = best_seconds(std::atoi(argv[3]), [&] {
