@@ -20,6 +20,7 @@ SchedulerOptions complete(SchedulerOptions options, const ModelShape& shape) {
                      std::to_string(shape.max_context));
   options.max_sequences = std::max(1, options.max_sequences);
   options.prefill_chunk = std::max(1, options.prefill_chunk);
+  options.shared_chunk = std::max(1, options.shared_chunk);
   return options;
 }
 
@@ -175,7 +176,8 @@ bool Scheduler::step() {
   }
   const bool prefill = !prefilling.empty() && (decoding.empty() || !prefill_last_);
   if (prefill) {
-    submit_prefill(prefilling[next_prefill_++ % prefilling.size()]);
+    submit_prefill(prefilling[next_prefill_++ % prefilling.size()],
+                   decoding.empty() ? options_.prefill_chunk : std::min(options_.prefill_chunk, options_.shared_chunk));
   } else if (!decoding.empty()) {
     submit_decode(decoding);
   } else if (in_flight_.empty()) {
@@ -376,8 +378,8 @@ HeadRow Scheduler::make_head(Sequence& sequence, int row, int index) {
   return head;
 }
 
-void Scheduler::submit_prefill(const std::shared_ptr<Sequence>& sequence) {
-  int end = std::min(sequence->prompt_tokens, sequence->state_tokens + options_.prefill_chunk);
+void Scheduler::submit_prefill(const std::shared_ptr<Sequence>& sequence, int chunk) {
+  int end = std::min(sequence->prompt_tokens, sequence->state_tokens + chunk);
   if (!sequence->snapshots.empty()) end = std::min(end, sequence->snapshots.front());
   const int rows = end - sequence->state_tokens;
   ensure_pages(*sequence, end);

@@ -94,7 +94,7 @@ class Scheduler {
   bool start(std::shared_ptr<Generation> generation, Clock::time_point queued);
   int reservation(const GenerationRequest& request) const;
   void drop_cancelled();
-  void submit_prefill(const std::shared_ptr<Sequence>& sequence);
+  void submit_prefill(const std::shared_ptr<Sequence>& sequence, int chunk);
   void submit_decode(const std::vector<std::shared_ptr<Sequence>>& sequences);
   void collect_oldest();
   void collect_token(Sequence& sequence, StepId step, int head, TokenId token, bool logits);
