@@ -8,8 +8,8 @@ std::vector<BackendInfo> list_backends() {
   return {cuda_backend_info(), metal_backend_info(), cpu_backend_info(), reference_backend_info()};
 }
 
-std::unique_ptr<Backend> create_backend(const std::string& name, const ModelShape& shape,
-                                        const ModelWeights& weights, const BackendOptions& options) {
+std::unique_ptr<Backend> create_backend(const std::string& name, const ModelShape& shape, const ModelWeights& weights,
+                                        const BackendOptions& options) {
   std::string known;
   for (const BackendInfo& info : list_backends()) {
     known += (known.empty() ? "" : ", ") + info.name;

@@ -18,19 +18,17 @@ struct BackendInfo {
 // All backends that Calla knows, in order of preference for `auto`.
 std::vector<BackendInfo> list_backends();
 
-// `name` is one of list_backends(), or "auto": the first available one. Never falls back silently: an
-// unavailable name throws UsageError or DeviceError with the reason. `weights` and the checkpoint behind it
-// must outlive the backend.
-std::unique_ptr<Backend> create_backend(const std::string& name, const ModelShape& shape,
-                                        const ModelWeights& weights, const BackendOptions& options);
+// `name` is one of list_backends(), or "auto": the first available one. Never falls back silently: an unavailable name
+// throws UsageError or DeviceError with the reason. `weights` and the checkpoint behind it must outlive the backend.
+std::unique_ptr<Backend> create_backend(const std::string& name, const ModelShape& shape, const ModelWeights& weights,
+                                        const BackendOptions& options);
 
 // One factory per backend, defined in its folder (or in backend/stub).
 BackendInfo reference_backend_info();
 BackendInfo cpu_backend_info();
 BackendInfo metal_backend_info();
 BackendInfo cuda_backend_info();
-std::unique_ptr<Backend> create_reference_backend(const ModelShape&, const ModelWeights&,
-                                                  const BackendOptions&);
+std::unique_ptr<Backend> create_reference_backend(const ModelShape&, const ModelWeights&, const BackendOptions&);
 std::unique_ptr<Backend> create_cpu_backend(const ModelShape&, const ModelWeights&, const BackendOptions&);
 std::unique_ptr<Backend> create_metal_backend(const ModelShape&, const ModelWeights&, const BackendOptions&);
 std::unique_ptr<Backend> create_cuda_backend(const ModelShape&, const ModelWeights&, const BackendOptions&);

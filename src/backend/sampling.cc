@@ -8,8 +8,7 @@
 
 namespace calla {
 
-void apply_penalties(std::span<float> logits, std::span<const TokenCount> counts,
-                     const SamplingParams& params) {
+void apply_penalties(std::span<float> logits, std::span<const TokenCount> counts, const SamplingParams& params) {
   if (!params.has_penalties()) return;
   check(counts.size() >= logits.size(), "penalties need a count for every token");
   for (size_t i = 0; i < logits.size(); ++i) {
@@ -61,8 +60,8 @@ TokenId pick_token(std::span<float> logits, const SamplingParams& params, std::s
   size_t keep = candidates.size();
   if (params.top_k > 0 && static_cast<size_t>(params.top_k) < keep) {
     keep = static_cast<size_t>(params.top_k);
-    std::partial_sort(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(keep),
-                      candidates.end(), more_likely);
+    std::partial_sort(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(keep), candidates.end(),
+                      more_likely);
     candidates.resize(keep);
   } else {
     std::sort(candidates.begin(), candidates.end(), more_likely);

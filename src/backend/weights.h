@@ -1,7 +1,7 @@
 #pragma once
 // The model's weights as views into the mapped checkpoint: what each matrix is, and where its bytes lie.
-// Built once by model/bind_weights.cc; the checkpoint must outlive every view. Backends read them in place
-// (cpu), map them without a copy (metal) or upload them once (cuda). Nothing here expands a weight.
+// Built once by model/bind_weights.cc; the checkpoint must outlive every view. Backends read them in place (cpu), map
+// them without a copy (metal) or upload them once (cuda). Nothing here expands a weight.
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -15,8 +15,8 @@ enum class WeightFormat : uint8_t {
   kBf16,    // plain bf16
 };
 
-// A matrix [stack][n][k]: n outputs, k inputs, row-major; `stack` experts behind one another (1 for a plain
-// matrix). y[n] = sum_k w[n][k] * x[k].
+// A matrix [stack][n][k]: n outputs, k inputs, row-major; `stack` experts behind one another (1 for a plain matrix).
+// y[n] = sum_k w[n][k] * x[k].
 struct WeightMatrix {
   WeightFormat format = WeightFormat::kAffine;
   int stack = 1;
@@ -48,8 +48,7 @@ struct WeightMatrix {
   // Bytes that reading the whole matrix once moves.
   size_t bytes() const {
     const size_t rows = static_cast<size_t>(stack) * n;
-    return format == WeightFormat::kAffine ? rows * (words_per_row() * 4 + groups_per_row() * 4)
-                                           : rows * k * 2;
+    return format == WeightFormat::kAffine ? rows * (words_per_row() * 4 + groups_per_row() * 4) : rows * k * 2;
   }
 };
 

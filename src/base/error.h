@@ -1,7 +1,7 @@
 #pragma once
-// Errors: something outside Calla is wrong (a file, a request, a device, a command line). They are thrown
-// while loading, admitting or synchronising, and caught once: in main() and in the request handler. A message
-// names what was expected, what was found, where, and what to try. When *we* are wrong, see check.h.
+// Errors: something outside Calla is wrong (a file, a request, a device, a command line). They are thrown while
+// loading, admitting or synchronising, and caught once: in main() and in the request handler. A message names what
+// was expected, what was found, where, and what to try. When *we* are wrong, see check.h.
 #include <stdexcept>
 #include <string>
 
@@ -18,12 +18,11 @@ class CheckpointError : public Error {
   using Error::Error;
 };
 
-// A request (or prompt) asks for something that cannot be done. `field` names the parameter, if one is to
-// blame; `code` is a short machine-readable word such as "context_length_exceeded".
+// A request (or prompt) asks for something that cannot be done. `field` names the parameter, if one is to blame;
+// `code` is a short machine-readable word such as "context_length_exceeded".
 class RequestError : public Error {
  public:
-  explicit RequestError(const std::string& message, std::string field = "",
-                        std::string code = "invalid_value")
+  explicit RequestError(const std::string& message, std::string field = "", std::string code = "invalid_value")
       : Error(message), field_(std::move(field)), code_(std::move(code)) {}
   const std::string& field() const { return field_; }
   const std::string& code() const { return code_; }

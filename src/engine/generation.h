@@ -1,6 +1,6 @@
 #pragma once
-// What travels between the engine and whoever wants text (CLI, server, bench): a request of token ids in,
-// events out. Text lives at the edges (tokenizer/, chat/); the engine never sees a string.
+// What travels between the engine and whoever wants text (CLI, server, bench): a request of token ids in, events out.
+// Text lives at the edges (tokenizer/, chat/); the engine never sees a string.
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -18,8 +18,8 @@ namespace calla {
 class TokenConstraint {
  public:
   virtual ~TokenConstraint() = default;
-  // Writes one bit per token (bit i % 32 of word i / 32) into `mask`, sized (vocab + 31) / 32, and returns
-  // true; or returns false: every token is allowed at this point.
+  // Writes one bit per token (bit i % 32 of word i / 32) into `mask`, sized (vocab + 31) / 32, and returns true; or
+  // returns false: every token is allowed at this point.
   virtual bool allowed(std::span<uint32_t> mask) = 0;
   // The token was generated.
   virtual void accept(TokenId token) = 0;

@@ -1,6 +1,6 @@
 #pragma once
-// ModelShape: every size of the model, read from config.json and checked there. A leaf header: all layers may
-// read it. The checkpoint's own word for each size stands in the comment.
+// ModelShape: every size of the model, read from config.json and checked there. A leaf header: all layers may read it.
+// The checkpoint's own word for each size stands in the comment.
 #include <cstdint>
 #include <vector>
 
@@ -14,7 +14,7 @@ inline constexpr int kGdnHeadDim = 128;     // linear_key_head_dim and linear_va
 inline constexpr int kGqaFactor = 8;        // query heads per KV head
 inline constexpr int kExpertsPerToken = 8;  // num_experts_per_tok
 inline constexpr int kConvWidth = 4;        // linear_conv_kernel_dim
-inline constexpr int kQuantGroup = 64;  // the quantisation group of the fast paths (32 and 128 work, slower)
+inline constexpr int kQuantGroup = 64;      // the quantisation group of the fast paths (32 and 128 work, slower)
 
 enum class LayerKind : uint8_t { kGatedDeltaNet, kAttention };
 
@@ -41,8 +41,8 @@ struct ModelShape {
     return n;
   }
   int gdn_layers() const { return layers() - attention_layers(); }
-  int gdn_key_width() const { return gdn_key_heads * kGdnHeadDim; }      // all key heads side by side
-  int gdn_value_width() const { return gdn_value_heads * kGdnHeadDim; }  // all value heads side by side
+  int gdn_key_width() const { return gdn_key_heads * kGdnHeadDim; }               // all key heads side by side
+  int gdn_value_width() const { return gdn_value_heads * kGdnHeadDim; }           // all value heads side by side
   int gdn_conv_width() const { return 2 * gdn_key_width() + gdn_value_width(); }  // channels of q, k and v
   int q_width() const { return q_heads * kHeadDim; }
   int kv_width() const { return kv_heads * kHeadDim; }

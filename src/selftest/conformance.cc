@@ -78,8 +78,7 @@ class Pair {
       make_batch(batch);
       for (int layer = 0; layer < shape_.layers(); ++layer) {
         const auto& kinds = shape_.layer_kinds;
-        const bool first_of_kind =
-            std::find(kinds.begin(), kinds.end(), kinds[layer]) == kinds.begin() + layer;
+        const bool first_of_kind = std::find(kinds.begin(), kinds.end(), kinds[layer]) == kinds.begin() + layer;
         if (first_of_kind) run_layer(layer);
       }
       run_ends();
@@ -105,8 +104,7 @@ class Pair {
         pages_[s].push_back(free.back());
         free.pop_back();
       }
-      sequences_.push_back(
-          {static_cast<int>(batch.sequences.size() - s), pages_[s], rows.position, rows.rows});
+      sequences_.push_back({static_cast<int>(batch.sequences.size() - s), pages_[s], rows.position, rows.rows});
       for (int i = 0; i < rows.rows; ++i) tokens_.push_back(noise_.below(shape_.vocab));
       HeadRow head;
       head.row = static_cast<int>(tokens_.size()) - 1;
@@ -157,8 +155,7 @@ class Pair {
 
   void compare_slots(const std::string& stage, std::initializer_list<Slot> slots) {
     for (Slot slot : slots)
-      compare(stage, slot_name(slot), read(*subject_, slot, rows_), read(*reference_, slot, rows_),
-              options_.tolerance);
+      compare(stage, slot_name(slot), read(*subject_, slot, rows_), read(*reference_, slot, rows_), options_.tolerance);
   }
 
   // kMixed has room for the widest mixer; a layer uses its first `width` columns.
@@ -203,8 +200,7 @@ class Pair {
           });
       write_gdn_states(layer);
       stage(
-          "mix_gdn", {Slot::kGdnQkv, Slot::kGdnZ, Slot::kGdnA, Slot::kGdnB},
-          [&](Backend& b) { b.mix_gdn(layer); },
+          "mix_gdn", {Slot::kGdnQkv, Slot::kGdnZ, Slot::kGdnA, Slot::kGdnB}, [&](Backend& b) { b.mix_gdn(layer); },
           [&] {
             compare_mixed("mix_gdn", shape_.gdn_value_width());
             compare_gdn_states(layer);
@@ -281,8 +277,7 @@ class Pair {
         sampling.seed = options_.seed * 100 + static_cast<uint64_t>(round);
         if (round >= 1) sampling.temperature = 0.7f;
         if (round == 2) sampling.top_k = 20, sampling.top_p = 0.95f;
-        if (round == 3)
-          sampling.min_p = 0.05f, sampling.presence_penalty = 1.5f, sampling.frequency_penalty = 0.3f;
+        if (round == 3) sampling.min_p = 0.05f, sampling.presence_penalty = 1.5f, sampling.frequency_penalty = 0.3f;
         if (round == 4) sampling.top_p = 0.5f, sampling.repetition_penalty = 1.3f;
         if (round == 5) {
           for (size_t w = 0; w < words; ++w) masks[i].push_back(w % 7 == 3 ? 0x10010u : 0);
@@ -304,8 +299,7 @@ class Pair {
       const StepId a = subject_->submit(), b = reference_->submit();
       subject_->wait(a);
       reference_->wait(b);
-      for (size_t i = 0; i < heads_.size(); ++i, ++total)
-        wrong += subject_->picked(a)[i] != reference_->picked(b)[i];
+      for (size_t i = 0; i < heads_.size(); ++i, ++total) wrong += subject_->picked(a)[i] != reference_->picked(b)[i];
       for (HeadRow& head : heads_) head.allowed = {}, head.sampling = {};
     }
     StageResult result{"pick", "tokens", batch_name_, static_cast<double>(wrong) / total, 0, wrong == 0};
@@ -314,8 +308,7 @@ class Pair {
 
   void write_gdn_states(int layer) {
     for (const SequenceRows& sequence : sequences_) {
-      const auto state =
-          noise_.normal(static_cast<size_t>(shape_.gdn_value_heads) * kGdnHeadDim * kGdnHeadDim, 0.3f);
+      const auto state = noise_.normal(static_cast<size_t>(shape_.gdn_value_heads) * kGdnHeadDim * kGdnHeadDim, 0.3f);
       const auto conv = noise_.normal(static_cast<size_t>(kConvWidth - 1) * shape_.gdn_conv_width());
       subject_->write_gdn_state(layer, sequence.recurrent_slot, state, conv);
       reference_->write_gdn_state(layer, sequence.recurrent_slot, state, conv);
@@ -364,8 +357,7 @@ class Pair {
   // tolerance are left out: there the choice is rounding.
   void compare_routing(int layer) {
     const MoeWeights& moe = model_.weights().layers[layer].moe;
-    const auto ids = read(*subject_, Slot::kExpertIds, rows_),
-               weights = read(*subject_, Slot::kExpertWeights, rows_);
+    const auto ids = read(*subject_, Slot::kExpertIds, rows_), weights = read(*subject_, Slot::kExpertWeights, rows_);
     const auto expected_ids = read(*reference_, Slot::kExpertIds, rows_);
     const auto expected_weights = read(*reference_, Slot::kExpertWeights, rows_);
     const auto x = read(*reference_, Slot::kMoeInput, rows_);
@@ -373,8 +365,7 @@ class Pair {
     reference::matmul(moe.router, x, p, rows_);
     std::vector<float> dense[2];
     for (int row = 0; row < rows_; ++row) {
-      const auto probabilities =
-          std::span(p).subspan(static_cast<size_t>(row) * shape_.experts, shape_.experts);
+      const auto probabilities = std::span(p).subspan(static_cast<size_t>(row) * shape_.experts, shape_.experts);
       reference::softmax(probabilities);
       const std::vector<int> best = reference::top_k(probabilities, kExpertsPerToken + 1);
       if (1 - probabilities[best[8]] / probabilities[best[7]] < 4 * options_.tolerance) continue;

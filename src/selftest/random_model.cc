@@ -112,8 +112,7 @@ WeightMatrix RandomModel::matrix(int stack, int n, int k, int bits, int group) {
   bf16* scales = numbers_.back().get();
   bf16* biases = scales + groups;
   const float largest = static_cast<float>((1 << bits) - 1);
-  const float step =
-      3.46f / (largest * std::sqrt(static_cast<float>(k)));  // uniform codes: sd = step * largest / 3.46
+  const float step = 3.46f / (largest * std::sqrt(static_cast<float>(k)));  // uniform codes: sd = step * largest / 3.46
   for (size_t i = 0; i < groups; ++i) {
     const float sign = next() & 1 ? 1.0f : -1.0f;
     const float scale = sign * step * (1 + 0.4f * uniform());

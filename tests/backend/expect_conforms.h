@@ -14,8 +14,8 @@ inline void expect_conforms(const BackendFactory& factory, const RandomModel& mo
   const std::vector<StageResult> results = run_conformance(factory, model, options);
   ASSERT_FALSE(results.empty());
   for (const StageResult& r : results)
-    EXPECT_TRUE(r.ok) << r.stage << " -> " << r.what << ", " << r.batch << ": relative error " << r.error
-                      << " > " << r.tolerance;
+    EXPECT_TRUE(r.ok) << r.stage << " -> " << r.what << ", " << r.batch << ": relative error " << r.error << " > "
+                      << r.tolerance;
 }
 
 }  // namespace calla

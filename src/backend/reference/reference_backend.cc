@@ -36,9 +36,7 @@ class ReferenceBackend final : public Backend {
   }
 
   std::string name() const override { return "reference"; }
-  std::string description() const override {
-    return "reference: plain fp32 loops on one thread (slow; for checking)";
-  }
+  std::string description() const override { return "reference: plain fp32 loops on one thread (slow; for checking)"; }
 
   // --- sequence state ---
   void allocate_state(const StateMemoryPlan& plan) override {
@@ -61,11 +59,8 @@ class ReferenceBackend final : public Backend {
     std::ranges::copy(counts(from), counts(to).begin());
     last_picked_[to] = last_picked_[from];
   }
-  void copy_kv_page(int from, int to, int /*rows*/) override {
-    std::ranges::copy(page(from), page(to).begin());
-  }
-  void set_token_counts(int slot, std::span<const TokenId> prompt,
-                        std::span<const TokenId> generated) override {
+  void copy_kv_page(int from, int to, int /*rows*/) override { std::ranges::copy(page(from), page(to).begin()); }
+  void set_token_counts(int slot, std::span<const TokenId> prompt, std::span<const TokenId> generated) override {
     std::ranges::fill(counts(slot), TokenCount{0});
     for (TokenId token : generated) count_token(slot, token);
     for (TokenId token : prompt) counts(slot)[token] |= kInPrompt;
@@ -95,13 +90,11 @@ class ReferenceBackend final : public Backend {
     std::ranges::copy(gdn_state(layer, slot), state.begin());
     std::ranges::copy(conv_state(layer, slot), conv.begin());
   }
-  void write_gdn_state(int layer, int slot, std::span<const float> state,
-                       std::span<const float> conv) override {
+  void write_gdn_state(int layer, int slot, std::span<const float> state, std::span<const float> conv) override {
     std::ranges::copy(state, gdn_state(layer, slot).begin());
     std::ranges::copy(conv, conv_state(layer, slot).begin());
   }
-  void read_kv(int layer, std::span<const int32_t> pages, int rows, std::span<float> k,
-               std::span<float> v) override {
+  void read_kv(int layer, std::span<const int32_t> pages, int rows, std::span<float> k, std::span<float> v) override {
     for (int head = 0; head < shape_.kv_heads; ++head)
       for (int row = 0; row < rows; ++row) {
         const size_t at = (static_cast<size_t>(head) * rows + row) * kHeadDim;
@@ -152,8 +145,7 @@ class ReferenceBackend final : public Backend {
     const int heads_per_key = shape_.gdn_value_heads / shape_.gdn_key_heads;
     for_each_row([&](const SequenceRows& sequence, int row, int /*position*/) {
       const std::span<float> input = row_of(slot(Slot::kGdnQkv), row, channels);
-      const std::span<float> tail =
-          conv_state(layer, sequence.recurrent_slot);  // [3][channels], oldest first
+      const std::span<float> tail = conv_state(layer, sequence.recurrent_slot);  // [3][channels], oldest first
       std::vector<float> c(channels);
       for (int i = 0; i < channels; ++i) {
         const float* taps = &w.conv[static_cast<size_t>(i) * kConvWidth];
@@ -173,12 +165,11 @@ class ReferenceBackend final : public Backend {
         const float b = slot(Slot::kGdnB)[static_cast<size_t>(row) * shape_.gdn_value_heads + head];
         const float decay = std::exp(-std::exp(w.a_log[head]) * softplus(a + w.dt_bias[head]));
         std::array<float, kGdnHeadDim> o{};
-        gated_delta_step(
-            gdn_state(layer, sequence.recurrent_slot)
-                .subspan(static_cast<size_t>(head) * kGdnHeadDim * kGdnHeadDim, kGdnHeadDim * kGdnHeadDim),
-            std::span(c).subspan(key_head * kGdnHeadDim, kGdnHeadDim),
-            std::span(c).subspan(key_width + key_head * kGdnHeadDim, kGdnHeadDim),
-            std::span(c).subspan(2 * key_width + head * kGdnHeadDim, kGdnHeadDim), decay, sigmoid(b), o);
+        gated_delta_step(gdn_state(layer, sequence.recurrent_slot)
+                             .subspan(static_cast<size_t>(head) * kGdnHeadDim * kGdnHeadDim, kGdnHeadDim * kGdnHeadDim),
+                         std::span(c).subspan(key_head * kGdnHeadDim, kGdnHeadDim),
+                         std::span(c).subspan(key_width + key_head * kGdnHeadDim, kGdnHeadDim),
+                         std::span(c).subspan(2 * key_width + head * kGdnHeadDim, kGdnHeadDim), decay, sigmoid(b), o);
         const std::span<float> out =
             row_of(slot(Slot::kMixed), row, shape_.mixer_width()).subspan(head * kGdnHeadDim, kGdnHeadDim);
         rmsnorm(o, w.norm, shape_.rms_eps, out);
@@ -209,12 +200,11 @@ class ReferenceBackend final : public Backend {
       }
       for (int head = 0; head < shape_.kv_heads; ++head) {
         const std::span<float> k = kv_row(layer, sequence.kv_pages, position, head, 0);
-        rmsnorm(row_of(slot(Slot::kAttnK), row, shape_.kv_width()).subspan(head * kHeadDim, kHeadDim),
-                w.k_norm, shape_.rms_eps, k);
+        rmsnorm(row_of(slot(Slot::kAttnK), row, shape_.kv_width()).subspan(head * kHeadDim, kHeadDim), w.k_norm,
+                shape_.rms_eps, k);
         rope(k, position, shape_.rotary_dim, shape_.rope_theta);
-        std::ranges::copy(
-            row_of(slot(Slot::kAttnV), row, shape_.kv_width()).subspan(head * kHeadDim, kHeadDim),
-            kv_row(layer, sequence.kv_pages, position, head, 1).begin());
+        std::ranges::copy(row_of(slot(Slot::kAttnV), row, shape_.kv_width()).subspan(head * kHeadDim, kHeadDim),
+                          kv_row(layer, sequence.kv_pages, position, head, 1).begin());
       }
     });
   }
@@ -224,8 +214,7 @@ class ReferenceBackend final : public Backend {
     for_each_row([&](const SequenceRows& sequence, int row, int position) {
       for (int head = 0; head < shape_.q_heads; ++head) {
         const int kv_head = head / kGqaFactor;
-        const std::span<float> q =
-            row_of(slot(Slot::kAttnQ), row, shape_.q_width()).subspan(head * kHeadDim, kHeadDim);
+        const std::span<float> q = row_of(slot(Slot::kAttnQ), row, shape_.q_width()).subspan(head * kHeadDim, kHeadDim);
         std::vector<float> scores(position + 1);
         for (int t = 0; t <= position; ++t) {
           const std::span<float> k = kv_row(layer, sequence.kv_pages, t, kv_head, 0);
@@ -239,8 +228,8 @@ class ReferenceBackend final : public Backend {
           const std::span<float> v = kv_row(layer, sequence.kv_pages, t, kv_head, 1);
           for (int i = 0; i < kHeadDim; ++i) sum[i] += static_cast<double>(scores[t]) * v[i];
         }
-        const std::span<float> gate = row_of(slot(Slot::kAttnQGate), row, 2 * shape_.q_width())
-                                          .subspan(head * 2 * kHeadDim + kHeadDim, kHeadDim);
+        const std::span<float> gate =
+            row_of(slot(Slot::kAttnQGate), row, 2 * shape_.q_width()).subspan(head * 2 * kHeadDim + kHeadDim, kHeadDim);
         const std::span<float> out =
             row_of(slot(Slot::kMixed), row, shape_.mixer_width()).subspan(head * kHeadDim, kHeadDim);
         for (int i = 0; i < kHeadDim; ++i) out[i] = static_cast<float>(sum[i]) * sigmoid(gate[i]);
@@ -273,8 +262,7 @@ class ReferenceBackend final : public Backend {
       double sum = 0;
       for (int id : chosen) sum += p[id];
       for (int i = 0; i < kExpertsPerToken; ++i) {
-        slot(Slot::kExpertIds)[static_cast<size_t>(row) * kExpertsPerToken + i] =
-            static_cast<float>(chosen[i]);
+        slot(Slot::kExpertIds)[static_cast<size_t>(row) * kExpertsPerToken + i] = static_cast<float>(chosen[i]);
         slot(Slot::kExpertWeights)[static_cast<size_t>(row) * kExpertsPerToken + i] =
             static_cast<float>(p[chosen[i]] / sum);
       }
@@ -307,8 +295,7 @@ class ReferenceBackend final : public Backend {
   void experts_down(int layer) override {
     const MoeWeights& w = weights_.layers[layer].moe;
     for (int row = 0; row < rows_; ++row) {
-      std::span<float> hidden =
-          row_of(slot(Slot::kExpertHidden), row, slot_width(Slot::kExpertHidden, shape_));
+      std::span<float> hidden = row_of(slot(Slot::kExpertHidden), row, slot_width(Slot::kExpertHidden, shape_));
       std::vector<double> sum(shape_.hidden);
       std::vector<float> y(shape_.hidden);
       const auto down = [&](const WeightMatrix& down_proj, float weight) {
@@ -328,8 +315,8 @@ class ReferenceBackend final : public Backend {
   void head() override {
     std::vector<float> x(shape_.hidden);
     for (size_t i = 0; i < batch_.heads.size(); ++i) {
-      rmsnorm(row_of(slot(Slot::kResidual), batch_.heads[i].row, shape_.hidden), weights_.final_norm,
-              shape_.rms_eps, x);
+      rmsnorm(row_of(slot(Slot::kResidual), batch_.heads[i].row, shape_.hidden), weights_.final_norm, shape_.rms_eps,
+              x);
       matmul(weights_.lm_head, x, row_of(slot(Slot::kLogits), static_cast<int>(i), shape_.vocab), 1);
     }
   }
@@ -356,8 +343,7 @@ class ReferenceBackend final : public Backend {
   StepId submit() override {
     Step& step = steps_[++last_step_ % kStepsInFlight];
     const size_t n = batch_.want_logits ? batch_.heads.size() * shape_.vocab : 0;
-    step.logits.assign(slot(Slot::kLogits).begin(),
-                       slot(Slot::kLogits).begin() + static_cast<std::ptrdiff_t>(n));
+    step.logits.assign(slot(Slot::kLogits).begin(), slot(Slot::kLogits).begin() + static_cast<std::ptrdiff_t>(n));
     step.picked = picked_;
     return last_step_;
   }
@@ -381,9 +367,7 @@ class ReferenceBackend final : public Backend {
   };
 
   size_t conv_floats() const { return static_cast<size_t>(kConvWidth - 1) * shape_.gdn_conv_width(); }
-  size_t gdn_floats() const {
-    return static_cast<size_t>(shape_.gdn_value_heads) * kGdnHeadDim * kGdnHeadDim;
-  }
+  size_t gdn_floats() const { return static_cast<size_t>(shape_.gdn_value_heads) * kGdnHeadDim * kGdnHeadDim; }
   size_t floats_per_slot() const { return shape_.gdn_layers() * (gdn_floats() + conv_floats()); }
   // A page: [attention layer][key, value][kv_head][kKvPageRows][256].
   size_t floats_per_page() const {
@@ -407,11 +391,9 @@ class ReferenceBackend final : public Backend {
     if ((count & ~kInPrompt) != (kInPrompt - 1)) ++count;
   }
   std::span<float> page(int id) { return std::span(kv_).subspan(id * floats_per_page(), floats_per_page()); }
-  std::span<float> kv_row(int layer, std::span<const int32_t> pages, int position, int head,
-                          int key_or_value) {
+  std::span<float> kv_row(int layer, std::span<const int32_t> pages, int position, int head, int key_or_value) {
     const size_t row =
-        ((static_cast<size_t>(index_in_kind_[layer]) * 2 + key_or_value) * shape_.kv_heads + head) *
-            kKvPageRows +
+        ((static_cast<size_t>(index_in_kind_[layer]) * 2 + key_or_value) * shape_.kv_heads + head) * kKvPageRows +
         position % kKvPageRows;
     return page(pages[position / kKvPageRows]).subspan(row * kHeadDim, kHeadDim);
   }

@@ -5,8 +5,7 @@
 namespace calla {
 
 BackendInfo metal_backend_info() {
-  return {"metal", "Apple silicon GPUs", false,
-          "this build has no Metal backend; configure with -DCALLA_METAL=ON"};
+  return {"metal", "Apple silicon GPUs", false, "this build has no Metal backend; configure with -DCALLA_METAL=ON"};
 }
 
 std::unique_ptr<Backend> create_metal_backend(const ModelShape&, const ModelWeights&, const BackendOptions&) {
