@@ -1,5 +1,6 @@
 #include "cli/options.h"
 
+#include <cstdio>
 #include <cstdlib>
 #include <random>
 
@@ -36,6 +37,20 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
       ->type_name("NAME")
       ->allow_extra_args(false);
   command.add_flag("-q,--quiet", options.quiet, "Print results only");
+}
+
+EngineOptions engine_options(const ModelOptions& options, const SchedulerOptions& scheduler) {
+  EngineOptions engine;
+  engine.model = find_model(options.model);
+  engine.backend = options.backend;
+  engine.threads = options.threads;
+  engine.full_precision = options.full_precision;
+  engine.ablate = options.ablate;
+  engine.scheduler = scheduler;
+  engine.scheduler.context = options.context;
+  if (!options.quiet)
+    engine.warn = [](const std::string& line) { std::fprintf(stderr, "warning: %s\n", line.c_str()); };
+  return engine;
 }
 
 fs::path models_home() {

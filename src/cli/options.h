@@ -8,6 +8,7 @@
 
 #include "backend/sampling.h"
 #include "checkpoint/config.h"
+#include "runtime/loaded_engine.h"
 
 namespace calla {
 
@@ -29,6 +30,9 @@ struct ModelOptions {
 };
 
 void add_model_options(CLI::App& command, ModelOptions& options);
+
+// What load_engine() needs; warnings go to stderr unless quiet.
+EngineOptions engine_options(const ModelOptions& options, const SchedulerOptions& scheduler);
 
 // Where the model is: the option, $CALLA_MODEL, a model fetched by `calla pull` under that name, or the bundled one.
 // Throws UsageError if there is none.
