@@ -1,5 +1,6 @@
 #include "tokenizer/tokenizer_json.h"
 
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
