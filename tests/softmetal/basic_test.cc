@@ -1,54 +1,18 @@
-// The device runs correct kernels correctly, through the host interface.
-#include <gtest/gtest.h>
-#include <Metal/Metal.hpp>
-
-#include <cstring>
+// The device runs correct kernels correctly, in both builds, through the host interface.
 #include <numeric>
-#include <vector>
 
-#include "softmetal/softmetal.h"
+#include "device_test.h"
 
+namespace softmetal_test {
 namespace {
 
-class Basic : public ::testing::TestWithParam<bool> {
+class Basic : public DeviceTest, public ::testing::WithParamInterface<bool> {
  protected:
   void SetUp() override {
-    pool_ = NS::TransferPtr(NS::AutoreleasePool::alloc()->init());
     softmetal::Options options;
     options.check = GetParam();
-    softmetal::set_options(options);
-    device_ = NS::TransferPtr(MTL::CreateSystemDefaultDevice());
-    queue_ = NS::TransferPtr(device_->newCommandQueue());
-    library_ = NS::TransferPtr(device_->newLibrary(MTLSTR("softmetal_test_kernels.metallib"), nullptr));
-    ASSERT_TRUE(library_);
+    open(options);
   }
-  void TearDown() override {
-    for (const auto& finding : softmetal::take_findings()) ADD_FAILURE() << softmetal::describe(finding);
-  }
-
-  NS::SharedPtr<MTL::ComputePipelineState> pipeline(const char* name,
-                                                    MTL::FunctionConstantValues* constants = nullptr) {
-    NS::Error* error = nullptr;
-    auto function =
-        NS::TransferPtr(library_->newFunction(NS::String::string(name, NS::UTF8StringEncoding), constants, &error));
-    if (!function) {
-      ADD_FAILURE() << error->localizedDescription()->utf8String();
-      return {};
-    }
-    return NS::TransferPtr(device_->newComputePipelineState(function.get(), &error));
-  }
-
-  template <class T>
-  NS::SharedPtr<MTL::Buffer> buffer(const std::vector<T>& values) {
-    auto b = NS::TransferPtr(device_->newBuffer(values.size() * sizeof(T), MTL::ResourceStorageModeShared));
-    std::memcpy(b->contents(), values.data(), values.size() * sizeof(T));
-    return b;
-  }
-
-  NS::SharedPtr<NS::AutoreleasePool> pool_;
-  NS::SharedPtr<MTL::Device> device_;
-  NS::SharedPtr<MTL::CommandQueue> queue_;
-  NS::SharedPtr<MTL::Library> library_;
 };
 
 struct AddArgs {
@@ -66,14 +30,11 @@ TEST_P(Basic, ScaledAddWithRaggedGrid) {
     auto constants = NS::TransferPtr(MTL::FunctionConstantValues::alloc()->init());
     constants->setConstantValue(&has_bias, MTL::DataTypeBool, NS::UInteger{0});
     const auto state = pipeline("scaled_add", constants.get());
-    const auto x = buffer(a), y = buffer(b), z = buffer(bias);
-    auto out = NS::TransferPtr(device_->newBuffer(n * 4, MTL::ResourceStorageModeShared));
+    const auto x = buffer(a), y = buffer(b), z = buffer(bias), out = empty(n * 4);
     MTL::CommandBuffer* commands = queue_->commandBuffer();
     MTL::ComputeCommandEncoder* encoder = commands->computeCommandEncoder();
     encoder->setComputePipelineState(state.get());
-    encoder->setBuffer(x.get(), 0, 0);
-    encoder->setBuffer(y.get(), 0, 1);
-    encoder->setBuffer(out.get(), 0, 2);
+    bind(encoder, {{x.get()}, {y.get()}, {out.get()}});
     const AddArgs args{static_cast<uint32_t>(n), 2.0f};
     encoder->setBytes(&args, sizeof args, 3);
     if (has_bias) encoder->setBuffer(z.get(), 0, 4);
@@ -81,42 +42,63 @@ TEST_P(Basic, ScaledAddWithRaggedGrid) {
     encoder->endEncoding();
     bool called = false;
     commands->addCompletedHandler([&](MTL::CommandBuffer*) { called = true; });
-    commands->commit();
-    commands->waitUntilCompleted();
+    EXPECT_EQ(finish(commands), "");
     EXPECT_TRUE(called);
-    ASSERT_EQ(commands->status(), MTL::CommandBufferStatusCompleted);
     EXPECT_GE(commands->GPUEndTime(), commands->GPUStartTime());
-    const auto* result = static_cast<const float*>(out->contents());
+    const auto result = values<float>(out);
     for (size_t i = 0; i < n; ++i) ASSERT_EQ(result[i], 2.0f * a[i] + b[i] + 0.5f + (has_bias ? bias[i] : 0.0f)) << i;
   }
 }
 
-TEST_P(Basic, RowSumUsesBarriersAndThreadgroupMemory) {
-  const auto state = pipeline("row_sum_float_256");
-  EXPECT_EQ(state->staticThreadgroupMemoryLength(), 32u);
-  EXPECT_EQ(state->threadExecutionWidth(), 32u);
-  const size_t rows = 37;
-  std::vector<float> x(rows * 256);
-  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 97);
-  const auto in = buffer(x);
-  auto out = NS::TransferPtr(device_->newBuffer(rows * 4, MTL::ResourceStorageModeShared));
+TEST_P(Basic, DerivedConstantFollowsItsSource) {
+  auto constants = NS::TransferPtr(MTL::FunctionConstantValues::alloc()->init());
+  const bool has_bias = false;
+  const int extra = 7;
+  constants->setConstantValue(&has_bias, MTL::DataTypeBool, NS::UInteger{0});
+  constants->setConstantValue(&extra, MTL::DataTypeInt, NS::UInteger{1});
+  const auto state = pipeline("scaled_add", constants.get());
+  const auto x = buffer(std::vector<float>(4, 1.0f)), out = empty(16);
   MTL::CommandBuffer* commands = queue_->commandBuffer();
   MTL::ComputeCommandEncoder* encoder = commands->computeCommandEncoder();
   encoder->setComputePipelineState(state.get());
-  encoder->setBuffer(in.get(), 0, 0);
-  encoder->setBuffer(out.get(), 0, 1);
-  encoder->dispatchThreadgroups({rows, 1, 1}, {256, 1, 1});
+  bind(encoder, {{x.get()}, {x.get()}, {out.get()}});
+  const AddArgs args{4, 1.0f};
+  encoder->setBytes(&args, sizeof args, 3);
+  encoder->dispatchThreads({4, 1, 1}, {32, 1, 1});
   encoder->endEncoding();
-  commands->commit();
-  commands->waitUntilCompleted();
-  ASSERT_EQ(commands->status(), MTL::CommandBufferStatusCompleted);
-  for (size_t r = 0; r < rows; ++r)
-    EXPECT_EQ(
-        static_cast<const float*>(out->contents())[r],
-        std::accumulate(x.begin() + static_cast<long>(r) * 256, x.begin() + static_cast<long>(r + 1) * 256, 0.0f));
+  EXPECT_EQ(finish(commands), "");
+  EXPECT_EQ(values<float>(out), std::vector<float>(4, 9.0f));
+}
+
+TEST_P(Basic, RowSumUsesBarriersAndThreadgroupMemory) {
+  EXPECT_EQ(pipeline("row_sum_float_256")->staticThreadgroupMemoryLength(), 32u);
+  EXPECT_EQ(pipeline("row_sum_bfloat_1024")->staticThreadgroupMemoryLength(), 128u);
+  const size_t rows = 37;
+  std::vector<float> x(rows * 256);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 97);
+  const auto in = buffer(x), out = empty(rows * 4);
+  EXPECT_EQ(run("row_sum_float_256", {{in.get()}, {out.get()}}, {rows, 1, 1}, {256, 1, 1}), "");
+  const auto sums = values<float>(out);
+  for (size_t r = 0; r < rows; ++r) {
+    const auto row = x.begin() + static_cast<ptrdiff_t>(r) * 256;
+    EXPECT_EQ(sums[r], std::accumulate(row, row + 256, 0.0f));
+  }
+}
+
+TEST_P(Basic, LibraryIsFoundByItsSource) {
+  NS::Error* error = nullptr;
+  EXPECT_EQ(device_->newLibrary(MTLSTR("kernel void nothing() {}"), static_cast<MTL::CompileOptions*>(nullptr), &error),
+            nullptr);
+  ASSERT_NE(error, nullptr);
+  EXPECT_THAT(error->localizedDescription()->utf8String(), ::testing::HasSubstr("not the text"));
+  auto constants = NS::TransferPtr(MTL::FunctionConstantValues::alloc()->init());
+  EXPECT_EQ(library_->newFunction(MTLSTR("no_such_kernel"), constants.get(), &error), nullptr);
+  EXPECT_EQ(library_->newFunction(MTLSTR("scaled_add"), constants.get(), &error), nullptr);
+  EXPECT_THAT(error->localizedDescription()->utf8String(), ::testing::HasSubstr("has_bias (index 0) has no value"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Flavours, Basic, ::testing::Values(false, true),
                          [](const auto& flavour) { return flavour.param ? "Checked" : "Plain"; });
 
 }  // namespace
+}  // namespace softmetal_test

@@ -1,5 +1,8 @@
 #include "executor.h"
 
+#include <elf.h>
+#include <link.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -14,6 +17,35 @@ namespace softmetal {
 namespace {
 
 uint64_t volume(const Size3& s) { return uint64_t{s.x} * s.y * s.z; }
+
+Shadow& shadow_of(Memory& memory) {
+  if (!memory.shadow) memory.shadow = std::make_unique<Shadow>(memory);
+  return *memory.shadow;
+}
+
+// The loaded segments of the module that `address` lies in: kernels may read their own constants.
+void allow_module_reads(MemoryChecker& checker, const void* address) {
+  struct Search {
+    MemoryChecker& checker;
+    uintptr_t address;
+  } search{checker, reinterpret_cast<uintptr_t>(address)};
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* data) {
+        auto& s = *static_cast<Search*>(data);
+        const auto inside = [&](const ElfW(Phdr) & p) {
+          return p.p_type == PT_LOAD && s.address - (info->dlpi_addr + p.p_vaddr) < p.p_memsz;
+        };
+        if (!std::any_of(info->dlpi_phdr, info->dlpi_phdr + info->dlpi_phnum, inside)) return 0;
+        for (int i = 0; i < info->dlpi_phnum; ++i) {
+          const ElfW(Phdr)& p = info->dlpi_phdr[i];
+          if (p.p_type != PT_LOAD) continue;
+          const char* begin = reinterpret_cast<const char*>(info->dlpi_addr + p.p_vaddr);
+          s.checker.allow_reads(begin, begin + p.p_memsz);
+        }
+        return 1;
+      },
+      &search);
+}
 
 // Order of commands: between barriers, shuffled (concurrent encoders only).
 std::vector<size_t> execution_order(const EncoderRecord& encoder, bool shuffle, uint64_t seed) {
@@ -47,22 +79,66 @@ Executor::~Executor() {
   for (std::thread& t : helpers_) t.join();
 }
 
-std::string Executor::run(const EncoderRecord& encoder, uint64_t, uint64_t command_buffer,
-                          const std::vector<uint64_t>&) {
+void Executor::command_buffer_committed(uint64_t command_buffer) { hazards_.command_buffer_committed(command_buffer); }
+
+void Executor::command_buffer_ended(uint64_t command_buffer) { hazards_.command_buffer_ended(command_buffer); }
+
+std::string Executor::run(const EncoderRecord& encoder, uint64_t id, uint64_t command_buffer,
+                          const std::vector<uint64_t>& ordered_before) {
   std::lock_guard lock(device_);
   const Options o = options();
+  if (o.check) hazards_.begin_encoder(encoder, id, command_buffer, ordered_before);
+  std::string error;
   for (const size_t i : execution_order(encoder, o.shuffle, next_seed())) {
-    const auto& command = encoder.commands[i];
-    if (const auto* dispatch = std::get_if<Dispatch>(&command)) {
-      if (std::string error = run_dispatch(*dispatch, command_buffer); !error.empty()) return error;
-    } else if (const auto* copy = std::get_if<Copy>(&command)) {
-      std::memmove(copy->to.memory->data() + copy->to.offset, copy->from.memory->data() + copy->from.offset,
-                   copy->bytes);
-    } else if (const auto* fill = std::get_if<Fill>(&command)) {
-      std::memset(fill->to.memory->data() + fill->to.offset, fill->value, fill->bytes);
-    }
+    error = run_command(encoder, i, command_buffer, o.check);
+    if (!error.empty()) break;
   }
+  if (o.check) hazards_.end_encoder();
+  return error;
+}
+
+std::string Executor::run_command(const EncoderRecord& encoder, size_t index, uint64_t command_buffer, bool check) {
+  const auto& command = encoder.commands[index];
+  if (const auto* dispatch = std::get_if<Dispatch>(&command)) return run_dispatch(*dispatch, command_buffer);
+  if (const auto* copy = std::get_if<Copy>(&command)) return run_copy(*copy, check);
+  if (const auto* fill = std::get_if<Fill>(&command)) return run_fill(*fill, check);
+  if (check) hazards_.barrier(std::get<Barrier>(command));
   return "";
+}
+
+std::string Executor::run_copy(const Copy& copy, bool check) {
+  Memory& from = *copy.from.memory;
+  Memory& to = *copy.to.memory;
+  std::string error;
+  if (check) {
+    AccessSet set;
+    Shadow& source = shadow_of(from);
+    Shadow& target = shadow_of(to);
+    source.note(copy.from.offset, copy.bytes, false, false);
+    target.note(copy.to.offset, copy.bytes, true, false);
+    for (size_t i = 0; i < copy.bytes; ++i)  // what was not written is not written in the copy either
+      if (!source.read_is_uninitialised(copy.from.offset + i, 1)) target.mark_written(copy.to.offset + i, 1);
+    source.take_sets(set);
+    if (&from != &to) target.take_sets(set);
+    error = hazards_.add("copyFromBuffer", std::move(set), {{from.id, &from}, {to.id, &to}});
+  }
+  std::memmove(to.data() + copy.to.offset, from.data() + copy.from.offset, copy.bytes);
+  return error;
+}
+
+std::string Executor::run_fill(const Fill& fill, bool check) {
+  Memory& to = *fill.to.memory;
+  std::string error;
+  if (check) {
+    AccessSet set;
+    Shadow& target = shadow_of(to);
+    target.note(fill.to.offset, fill.bytes, true, false);
+    target.mark_written(fill.to.offset, fill.bytes);
+    target.take_sets(set);
+    error = hazards_.add("fillBuffer", std::move(set), {{to.id, &to}});
+  }
+  std::memset(to.data() + fill.to.offset, fill.value, fill.bytes);
+  return error;
 }
 
 std::string Executor::run_dispatch(const Dispatch& d, uint64_t command_buffer) {
@@ -98,7 +174,9 @@ std::string Executor::run_dispatch(const Dispatch& d, uint64_t command_buffer) {
   view.buffers = buffers;
   view.buffer_bytes = bytes;
   view.threadgroup_lengths = d.threadgroup_lengths.data();
-  view.static_threadgroup_bytes = static_threadgroup_bytes(kernel);
+  const ThreadgroupLayout layout = threadgroup_layout(kernel);
+  view.threadgroup_variables = &layout.spans;
+  view.threadgroup_variables_end = layout.end;
   view.threadgroups = d.threadgroups;
   view.threads = d.threads;
   view.threads_in_grid = d.threads_in_grid;
@@ -110,10 +188,28 @@ std::string Executor::run_dispatch(const Dispatch& d, uint64_t command_buffer) {
   }
   view.seed = next_seed();
   view.preempt = o.check && o.shuffle;
-  if (volume(view.threadgroups) == 0) return "";
+
+  std::optional<MemoryChecker> checker;
+  std::map<uint64_t, const Memory*> memories;
+  if (o.check) {
+    checker.emplace(++dispatches_, pipeline.kernel, o.count);
+    for (int i = 0; i < kernel.argument_count; ++i) {
+      const ArgumentInfo& a = kernel.arguments[i];
+      if (a.kind != ArgumentKind::kBuffer || (a.enabled && !*a.enabled)) continue;
+      const Binding& b = d.buffers[static_cast<size_t>(a.index)];
+      checker->bind(*b.memory, b.offset, a.index, a);
+      memories[b.memory->id] = b.memory.get();
+    }
+    allow_module_reads(*checker, ref->unit->module_address);
+    if (d.indirect.memory) {
+      checker->device_read(*d.indirect.memory, d.indirect.offset, 12);
+      memories[d.indirect.memory->id] = d.indirect.memory.get();
+    }
+    view.checker = &*checker;
+  }
 
   const auto start = std::chrono::steady_clock::now();
-  const bool ok = run_groups(view, o.check ? 1 : o.threads);
+  const bool ok = volume(view.threadgroups) == 0 || run_groups(view, o.check ? 1 : o.threads);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   if (recording()) {
     DispatchRecord record;
@@ -123,9 +219,14 @@ std::string Executor::run_dispatch(const Dispatch& d, uint64_t command_buffer) {
     record.command_buffer = command_buffer;
     record.phase = d.phase;
     record.seconds = took.count();
+    if (checker) checker->finish(record);
     add_record(std::move(record));
   }
-  return ok ? "" : "kernel " + pipeline.kernel + " was abandoned: " + last_finding();
+  std::string error;
+  if (checker) error = hazards_.add(pipeline.kernel, checker->take_access_set(), memories);
+  if (!ok) return "kernel " + pipeline.kernel + " was abandoned: " + last_finding();
+  if (checker && checker->findings() > 0) return "kernel " + pipeline.kernel + ": " + last_finding();
+  return error;
 }
 
 bool Executor::run_groups(const DispatchView& view, int threads) {

@@ -5,11 +5,10 @@
 #include <thread>
 
 #include "commands.h"
+#include "hazards.h"
 #include "worker.h"
 
 namespace softmetal {
-
-class HazardTracker;
 
 class Executor {
  public:
@@ -20,14 +19,22 @@ class Executor {
   // An error text if something went wrong, which fails the command buffer.
   std::string run(const EncoderRecord& encoder, uint64_t encoder_id, uint64_t command_buffer,
                   const std::vector<uint64_t>& ordered_before);
+  // For the hazard tracker.
+  void command_buffer_committed(uint64_t command_buffer);
+  void command_buffer_ended(uint64_t command_buffer);
 
  private:
   Executor() = default;
+  std::string run_command(const EncoderRecord& encoder, size_t index, uint64_t command_buffer, bool check);
   std::string run_dispatch(const Dispatch& dispatch, uint64_t command_buffer);
+  std::string run_copy(const Copy& copy, bool check);
+  std::string run_fill(const Fill& fill, bool check);
   bool run_groups(const DispatchView& view, int threads);
   void helper(size_t index);
 
-  std::mutex device_;  // one encoder at a time
+  std::mutex device_;  // one encoder at a time; guards the tracker too
+  HazardTracker hazards_;
+  uint64_t dispatches_ = 0;
 
   struct Job {
     const DispatchView* view = nullptr;

@@ -14,16 +14,26 @@ inline void access(const void* address, size_t bytes, bool write, const void* pc
   if (MemoryChecker* checker = worker->dispatch().checker) checker->access(*worker, address, bytes, write, pc);
 }
 
+// The hooks for aligned accesses: the compiler took the address to be a multiple of the size (up to 8).
+inline void aligned(const void* address, size_t bytes, bool write, const void* pc) {
+  if (reinterpret_cast<uintptr_t>(address) % (bytes < 8 ? bytes : 8) != 0) [[unlikely]] {
+    Worker* worker = Worker::current();
+    if (worker && worker->dispatch().checker) worker->dispatch().checker->misaligned(*worker, bytes, write, pc);
+  }
+  access(address, bytes, write, pc);
+}
+
 }  // namespace
 }  // namespace softmetal
 
 using softmetal::access;
+using softmetal::aligned;
 
 #define SOFTMETAL_HOOK(bytes)                                                                          \
-  void __tsan_read##bytes(void* p) { access(p, bytes, false, __builtin_return_address(0)); }           \
-  void __tsan_write##bytes(void* p) { access(p, bytes, true, __builtin_return_address(0)); }           \
-  void __tsan_volatile_read##bytes(void* p) { access(p, bytes, false, __builtin_return_address(0)); }  \
-  void __tsan_volatile_write##bytes(void* p) { access(p, bytes, true, __builtin_return_address(0)); }  \
+  void __tsan_read##bytes(void* p) { aligned(p, bytes, false, __builtin_return_address(0)); }          \
+  void __tsan_write##bytes(void* p) { aligned(p, bytes, true, __builtin_return_address(0)); }          \
+  void __tsan_volatile_read##bytes(void* p) { aligned(p, bytes, false, __builtin_return_address(0)); } \
+  void __tsan_volatile_write##bytes(void* p) { aligned(p, bytes, true, __builtin_return_address(0)); } \
   void __tsan_unaligned_read##bytes(void* p) { access(p, bytes, false, __builtin_return_address(0)); } \
   void __tsan_unaligned_write##bytes(void* p) { access(p, bytes, true, __builtin_return_address(0)); } \
   void __tsan_read_write##bytes(void* p) {                                                             \

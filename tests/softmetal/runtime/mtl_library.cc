@@ -109,7 +109,7 @@ MTL::Function* make_function(LibraryObject* library, const std::string& name, co
     set_error(error, problem);
     return nullptr;
   }
-  info.static_threadgroup_bytes = static_threadgroup_bytes(*ref.kernel);
+  info.static_threadgroup_bytes = threadgroup_layout(*ref.kernel).device_bytes;
   auto* function = new FunctionObject;
   function->device = library->device;
   function->name = name;

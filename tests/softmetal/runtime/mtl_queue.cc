@@ -107,6 +107,7 @@ void Queue::enqueue(CommandBufferObject* buffer) {
 }
 
 void Queue::commit(CommandBufferObject* buffer) {
+  Executor::instance().command_buffer_committed(buffer->number);
   enqueue(buffer);
   changed_.notify_all();
 }
@@ -170,6 +171,7 @@ void Queue::execute(CommandBufferObject& b) {
     }
   }
   b.gpu_end = now_seconds();
+  Executor::instance().command_buffer_ended(b.number);
   if (!b.retained)
     for (const auto& memory : b.uses) --memory->unretained_uses;
   {

@@ -11,8 +11,8 @@ namespace {
 
 struct Registry {
   std::mutex mutex;
-  std::deque<Unit> units;                             // addresses stay
-  std::map<const void*, uint32_t> threadgroup_bytes;  // by kernel function
+  std::deque<Unit> units;                                // addresses stay
+  std::map<const void*, ThreadgroupLayout> threadgroup;  // by kernel function
 };
 
 Registry& registry() {
@@ -55,17 +55,20 @@ RegisterUnit::RegisterUnit(const Unit& unit) {
 }
 
 ThreadgroupSite::ThreadgroupSite(const void* kernel_function, uint32_t bytes, uint32_t align, const char*) {
+  constexpr uint32_t kGap = 64;
   std::lock_guard lock(registry().mutex);
-  uint32_t& used = registry().threadgroup_bytes[kernel_function];
+  ThreadgroupLayout& layout = registry().threadgroup[kernel_function];
   const uint32_t boundary = std::max(align, 16u);
-  offset = (used + boundary - 1) / boundary * boundary;
-  used = offset + bytes;
+  offset = (layout.end + kGap + boundary - 1) / boundary * boundary;
+  layout.end = offset + bytes;
+  layout.device_bytes += (bytes + 15) / 16 * 16;
+  layout.spans.emplace_back(offset, bytes);
 }
 
-uint32_t static_threadgroup_bytes(const KernelInfo& kernel) {
+ThreadgroupLayout threadgroup_layout(const KernelInfo& kernel) {
   std::lock_guard lock(registry().mutex);
-  const auto it = registry().threadgroup_bytes.find(kernel.function);
-  return it == registry().threadgroup_bytes.end() ? 0 : (it->second + 15) / 16 * 16;
+  const auto it = registry().threadgroup.find(kernel.function);
+  return it == registry().threadgroup.end() ? ThreadgroupLayout{} : it->second;
 }
 
 std::set<std::string> library_names() {

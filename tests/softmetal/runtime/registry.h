@@ -34,7 +34,14 @@ Files files_in(const std::string& source);
 std::vector<std::string> kernel_names(const Files& files);
 // The kernel in the plain or the instrumented build of its file.
 std::optional<KernelRef> find_kernel(const Files& files, const std::string& name, bool instrumented);
-uint32_t static_threadgroup_bytes(const KernelInfo& kernel);
+// What the kernel's threadgroup variables take on a device, and where softmetal puts them: apart from each other, so
+// that running over the end of one is seen.
+struct ThreadgroupLayout {
+  uint32_t device_bytes = 0;
+  uint32_t end = 0;
+  std::vector<std::pair<uint32_t, uint32_t>> spans;  // offset, bytes
+};
+ThreadgroupLayout threadgroup_layout(const KernelInfo& kernel);
 
 // Writes the values into the unit's variables. An error text if a value that the kernel needs is missing or has
 // another type.

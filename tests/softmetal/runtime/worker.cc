@@ -125,7 +125,6 @@ void Worker::fiber_loop() {
 void Worker::run_lane() {
   Invocation in = invocation_;
   in.thread_index = lane_;
-  if (dispatch_->checker) dispatch_->checker->start_lane(*this);
   dispatch_->kernel->run(in);
 }
 
@@ -342,14 +341,21 @@ void Worker::diverged(const std::string& message) {
 // --- a threadgroup ---------------------------------------------------------------------------------------------------
 
 void Worker::prepare_threadgroup_memory() {
-  uint32_t offset = (dispatch_->static_threadgroup_bytes + 15) / 16 * 16;
+  constexpr uint32_t kGap = 64;
+  threadgroup_spans_ = *dispatch_->threadgroup_variables;
+  uint32_t offset = dispatch_->threadgroup_variables_end;
   for (int i = 0; i < kMaxThreadgroupArguments; ++i) {
-    const uint32_t length = dispatch_->threadgroup_lengths ? dispatch_->threadgroup_lengths[i] : 0;
-    threadgroup_arguments_[i] = length ? arena_ + offset : nullptr;
-    offset += (length + 15) / 16 * 16;
+    const uint32_t length = dispatch_->threadgroup_lengths[i];
+    threadgroup_arguments_[i] = nullptr;
+    if (length == 0) continue;
+    offset = (offset + kGap + 15) / 16 * 16;
+    threadgroup_arguments_[i] = arena_ + offset;
+    threadgroup_spans_.emplace_back(offset, length);
+    offset += length;
   }
-  arena_used_ = offset;
-  std::memset(arena_, 0xFF, offset);  // NaN in every float type
+  arena_used_ = offset + kGap;
+  for (const auto& [begin, length] : threadgroup_spans_)
+    std::memset(arena_ + begin, 0xFF, length);  // NaN in every float type
 }
 
 bool Worker::run(const DispatchView& dispatch, Size3 group) {
@@ -440,9 +446,9 @@ void require_bound_bytes(const Invocation& in, int index, size_t bytes) {
                     "");
 }
 
+void* bound_buffer(const Invocation& in, int index) { return in.buffers[index]; }
+void* bound_threadgroup_memory(const Invocation& in, int index) { return in.threadgroup[index]; }
+
 void* threadgroup_address(const ThreadgroupSite& site) { return tls_worker->threadgroup_memory() + site.offset; }
 
-}  // namespace softmetal
-namespace softmetal {
-void atomic_access(const void*, uint32_t, AtomicKind, const void*) {}
 }  // namespace softmetal

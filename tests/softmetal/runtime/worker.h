@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "softmetal/abi.h"
@@ -19,7 +20,8 @@ struct DispatchView {
   void* const* buffers = nullptr;
   const size_t* buffer_bytes = nullptr;
   const uint32_t* threadgroup_lengths = nullptr;  // [kMaxThreadgroupArguments], bytes
-  uint32_t static_threadgroup_bytes = 0;
+  const std::vector<std::pair<uint32_t, uint32_t>>* threadgroup_variables = nullptr;  // offset, bytes
+  uint32_t threadgroup_variables_end = 0;
   Size3 threadgroups;
   Size3 threads;  // per threadgroup
   Size3 threads_in_grid;
@@ -89,6 +91,8 @@ class Worker {
   }
   char* threadgroup_memory() const { return arena_; }
   uint32_t threadgroup_bytes() const { return arena_used_; }
+  const std::vector<std::pair<uint32_t, uint32_t>>& threadgroup_spans() const { return threadgroup_spans_; }
+  uint32_t thread_count() const { return threads_; }
   uint64_t collectives_run() const { return collectives_run_; }
   uint64_t barriers_run() const { return barriers_run_; }
 
@@ -139,6 +143,7 @@ class Worker {
   size_t arena_bytes_ = 0;
   uint32_t arena_used_ = 0;
   void* threadgroup_arguments_[kMaxThreadgroupArguments] = {};
+  std::vector<std::pair<uint32_t, uint32_t>> threadgroup_spans_;  // variables and arguments: offset, bytes
 };
 
 // "0-15, 20": the set bits of a mask, shifted by base.

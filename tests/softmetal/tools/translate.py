@@ -437,8 +437,9 @@ class Translation:
                 self.replaced[f.name_at] = f.name + "_in_" + "_".join(s or "value" for s in f.spaces)
             first, last = same[0], same[-1]
             names = [f"p{k}" for k in range(len(first.spaces))]
-            parameters = ", ".join(f"{t} {n}" for t, n in zip(first.types, names))
-            head = f"{first.head} {first.name}({parameters})"
+            declared = [f"{t} {n}" for t, n in zip(first.types, names)]
+            head = f"{first.head} {first.name}("
+            with_defaults = ", ".join(p + d for p, d in zip(declared, first.defaults))
             calls = []
             for f in same:
                 tests = " && ".join(f"::softmetal::points_to_{s}({'&' if '&' in t else ''}{n})"
@@ -446,8 +447,9 @@ class Translation:
                 calls.append(f"if ({tests}) return {self.replaced[f.name_at]}({', '.join(names)});")
             calls.append(f"return {self.replaced[first.name_at]}({', '.join(names)});")
             begin = first.start
-            self.replaced[begin] = f"{head}; " + self.text(begin)
-            self.replaced[last.close] = self.text(last.close) + f" {head} {{ {' '.join(calls)} }}"
+            self.replaced[begin] = f"{head}{with_defaults}); " + self.text(begin)
+            self.replaced[last.close] = (self.text(last.close) + f" {head}{', '.join(declared)}) "
+                                         f"{{ {' '.join(calls)} }}")
 
     def required_constants(self, kernel):
         """Those that the kernel's own text names; one that is_function_constant_defined asks about may be missing."""
@@ -463,7 +465,7 @@ class Function:
 
     def __init__(self, translation, start, body, close):
         tokens = translation.tokens
-        self.close, self.spaces, self.types, self.name = close, [], [], ""
+        self.close, self.spaces, self.types, self.defaults, self.name = close, [], [], [], ""
         self.start = significant(tokens, start)
         k = self.start
         while k < body and tokens[k].text != "(":
@@ -482,11 +484,13 @@ class Function:
         self.head = translation.render(self.start, self.name_at)
         signature = []
         for piece in split_commas(tokens[k + 1:matching(tokens, k)]):
-            words = [t for t in piece if t.kind not in SKIP]
+            words, default = [t for t in piece if t.kind not in SKIP], ""
             for n, t in enumerate(words):
                 if t.text == "=":
+                    default = " " + rewritten(words[n:])
                     words = words[:n]
                     break
+            self.defaults.append(default)
             if len(words) > 1 and words[-1].kind == "word" and words[-2].text not in ("::", "device", "constant"):
                 words = words[:-1]  # the parameter's name
             texts = [t.text for t in words]
@@ -587,7 +591,7 @@ def source_literal(text):
 
 
 def table(translation, library, source, source_text):
-    out = ['\n#line 1 "softmetal table"\n', "namespace softmetal_table {\n", "using namespace metal;\n"]
+    out = ['\n#line 1 "softmetal table"\n', "namespace {\nnamespace softmetal_table {\n", "using namespace metal;\n"]
     instances = []
     for number_, instance in enumerate(translation.instances):
         kernel = instance.kernel
@@ -597,11 +601,11 @@ def table(translation, library, source, source_text):
                 arguments.append(f"::softmetal::{p.builtin}(in)")
                 continue
             if p.kind == "threadgroup":
-                value = f"::softmetal::PointerArgument{{in.threadgroup[{p.index}]}}"
+                value = f"::softmetal::PointerArgument{{::softmetal::bound_threadgroup_memory(in, {p.index})}}"
             elif p.reference:
                 value = f"::softmetal::ReferenceArgument{{in, {p.index}}}"
             else:
-                value = f"::softmetal::PointerArgument{{in.buffers[{p.index}]}}"
+                value = f"::softmetal::PointerArgument{{::softmetal::bound_buffer(in, {p.index})}}"
             arguments.append(value)
             kind = "kThreadgroup" if p.kind == "threadgroup" else "kBuffer"
             guard = f"&{p.guard}" if p.guard else "nullptr"
@@ -629,7 +633,7 @@ def table(translation, library, source, source_text):
     out.append("const ::softmetal::RegisterUnit unit({" +
                f"{quoted(library)}, SOFTMETAL_INSTRUMENTED, {quoted(source)}, source, kernels, "
                f"{len(translation.instances)}, constants, {len(translation.constants)}, &derive, &source}});\n")
-    out.append("}  // namespace softmetal_table\n")
+    out.append("}  // namespace softmetal_table\n}  // namespace\n")
     return "".join(out)
 
 

@@ -176,6 +176,8 @@ struct PointerArgument {
   }
 };
 
+void* bound_buffer(const Invocation& invocation, int index);
+void* bound_threadgroup_memory(const Invocation& invocation, int index);
 // The bytes that are bound at `index` must hold a whole T.
 void require_bound_bytes(const Invocation& invocation, int index, size_t bytes);
 
@@ -185,7 +187,7 @@ struct ReferenceArgument {
   template <class T>
   operator T&() const {
     require_bound_bytes(invocation, index, sizeof(T));
-    return *static_cast<T*>(invocation.buffers[index]);
+    return *static_cast<T*>(bound_buffer(invocation, index));
   }
 };
 

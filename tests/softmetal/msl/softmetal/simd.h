@@ -33,7 +33,7 @@ using softmetal::Lanes;
 
 // The sum over lanes pairs neighbours first, then pairs of pairs, as a butterfly of xor-shuffles would.
 template <class T, class F, uint kGroup>
-void reduce_lanes(const Lanes& lanes) {
+SOFTMETAL_UNCHECKED void reduce_lanes(const Lanes& lanes) {
   for (uint base = 0; base < kSimdWidth; base += kGroup) {
     T value[kGroup];
     bool there[kGroup];
@@ -54,7 +54,7 @@ void reduce_lanes(const Lanes& lanes) {
 }
 
 template <class T, class F, bool kInclusive>
-void scan_lanes(const Lanes& lanes) {
+SOFTMETAL_UNCHECKED void scan_lanes(const Lanes& lanes) {
   T running = F::template identity<T>();
   for (uint i = 0; i < kSimdWidth; ++i) {
     if (!((lanes.active >> i) & 1u)) continue;
@@ -67,7 +67,7 @@ void scan_lanes(const Lanes& lanes) {
 
 // F::source(lane, param) -> lane to read from, or the lane itself.
 template <class T, class F>
-void shuffle_lanes(const Lanes& lanes) {
+SOFTMETAL_UNCHECKED void shuffle_lanes(const Lanes& lanes) {
   T before[kSimdWidth];
   for (uint i = 0; i < kSimdWidth; ++i)
     if ((lanes.active >> i) & 1u) before[i] = *static_cast<T*>(lanes.value[i]);
@@ -140,7 +140,7 @@ struct QuadDown {
   static ulong source(uint lane, ulong p) { return (lane & 3u) + p < 4 ? lane + p : lane; }
 };
 template <class T>
-void broadcast_first(const Lanes& lanes) {
+SOFTMETAL_UNCHECKED void broadcast_first(const Lanes& lanes) {
   const uint first = static_cast<uint>(std::countr_zero(lanes.active));
   const T value = *static_cast<T*>(lanes.value[first]);
   for (uint i = 0; i < kSimdWidth; ++i)
@@ -153,7 +153,7 @@ struct Filled {
 };
 // param = delta | modulo << 32; a lane outside its window of `modulo` lanes takes from the fill data.
 template <class T, bool kUp>
-void shuffle_and_fill(const Lanes& lanes) {
+SOFTMETAL_UNCHECKED void shuffle_and_fill(const Lanes& lanes) {
   Filled<T> before[kSimdWidth];
   for (uint i = 0; i < kSimdWidth; ++i)
     if ((lanes.active >> i) & 1u) before[i] = *static_cast<Filled<T>*>(lanes.value[i]);
@@ -168,7 +168,7 @@ void shuffle_and_fill(const Lanes& lanes) {
   }
 }
 
-inline void ballot_lanes(const Lanes& lanes) {
+SOFTMETAL_UNCHECKED inline void ballot_lanes(const Lanes& lanes) {
   ulong votes = 0;
   for (uint i = 0; i < kSimdWidth; ++i)
     if (((lanes.active >> i) & 1u) && lanes.param[i]) votes |= 1ul << i;

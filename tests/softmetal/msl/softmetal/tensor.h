@@ -130,13 +130,13 @@ class cooperative_tensor {
     for (T& v : values_) v = T(std::numeric_limits<float>::quiet_NaN());
   }
 
-  uint get_capacity() const { return map().capacity; }
+  SOFTMETAL_UNCHECKED uint get_capacity() const { return map().capacity; }
   T& operator[](uint i) { return values_[i]; }
   const T& operator[](uint i) const { return values_[i]; }
   T get(uint i) const { return values_[i]; }
   void set(uint i, T v) { values_[i] = v; }
-  bool is_valid_element(uint i) const { return map().place[softmetal::lane_index()][i].valid; }
-  array<int, 2> get_multidimensional_index(uint i) const {
+  SOFTMETAL_UNCHECKED bool is_valid_element(uint i) const { return map().place[softmetal::lane_index()][i].valid; }
+  SOFTMETAL_UNCHECKED array<int, 2> get_multidimensional_index(uint i) const {
     const auto& p = map().place[softmetal::lane_index()][i];
     return {{p.i0, p.i1}};
   }
