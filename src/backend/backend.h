@@ -37,26 +37,26 @@ inline constexpr TokenId kLastPicked = -1;
 
 // Consecutive rows of a batch that belong to one sequence. Rows of different sequences never see each other.
 struct SequenceRows {
-  int recurrent_slot = 0;               // state of the GDN layers, token counts and last picked token
-  std::span<const int32_t> kv_pages;    // pages for positions [0, position + rows); entry i holds rows i*64 ...
-  int position = 0;                     // of the first row: tokens of this sequence already in the state
+  int recurrent_slot = 0;             // state of the GDN layers, token counts and last picked token
+  std::span<const int32_t> kv_pages;  // pages for positions [0, position + rows); entry i holds rows i*64 ...
+  int position = 0;                   // of the first row: tokens of this sequence already in the state
   int rows = 0;
 };
 
 // Logits (and a pick) are wanted after one row of the batch.
 struct HeadRow {
-  int row = 0;                             // index into the batch's rows; ascending
-  int sequence = 0;                        // index into Batch::sequences
-  bool pick = false;                       // run `pick` for it
-  SamplingParams sampling;                 // if pick
-  std::span<const uint32_t> allowed;       // if pick: token mask, or empty (see pick_token)
+  int row = 0;                        // index into the batch's rows; ascending
+  int sequence = 0;                   // index into Batch::sequences
+  bool pick = false;                  // run `pick` for it
+  SamplingParams sampling;            // if pick
+  std::span<const uint32_t> allowed;  // if pick: token mask, or empty (see pick_token)
 };
 
 struct Batch {
-  std::span<const TokenId> tokens;           // [rows]
-  std::span<const SequenceRows> sequences;   // in row order; their rows add up to tokens.size()
-  std::span<const HeadRow> heads;            // may be empty (a prefill chunk that is not the last)
-  bool want_logits = false;                  // the caller will read logits(); false lets them stay on the device
+  std::span<const TokenId> tokens;          // [rows]
+  std::span<const SequenceRows> sequences;  // in row order; their rows add up to tokens.size()
+  std::span<const HeadRow> heads;           // may be empty (a prefill chunk that is not the last)
+  bool want_logits = false;                 // the caller will read logits(); false lets them stay on the device
 };
 
 // The activations of one step. Widths in elements; R = rows of the batch, T = kExpertsPerToken.
@@ -80,10 +80,11 @@ enum class Slot : uint8_t {
 };
 
 struct BackendOptions {
-  int max_rows = 512;        // rows of the largest batch: bounds the scratch memory
-  int max_heads = 32;        // rows for which logits can be wanted at once
-  int threads = 0;           // cpu: 0 = all cores the process may use
+  int max_rows = 512;           // rows of the largest batch: bounds the scratch memory
+  int max_heads = 32;           // rows for which logits can be wanted at once
+  int threads = 0;              // cpu: 0 = all cores the process may use
   bool full_precision = false;  // cpu: fp32 activations and KV cache throughout (slower; agrees with reference to 1e-5)
+  bool replay_steps = true;     // cuda: record a step and replay it; off where stages are called one by one
   std::vector<std::string> ablate;  // mechanisms to switch off, by name; each backend documents its list
 };
 
@@ -105,7 +106,10 @@ class Backend {
   virtual std::string name() const = 0;         // "cpu"
   virtual std::string description() const = 0;  // for people: "cpu: AVX-512 VNNI/BF16, 2 threads, int16 activations"
 
-  // --- sequence state --------------------------------------------------------------------------------------------
+  // True if submit() returns before the work is done, so that it pays to submit step n+1 before step n is read.
+  virtual bool asynchronous() const { return false; }
+
+  // --- sequence state ---
   // Allocates (or reserves) the pool. Called once, before the first step. Throws DeviceError if it cannot fit.
   virtual void allocate_state(const StateMemoryPlan& plan) = 0;
   // Bytes of one recurrent slot and of one KV page in this backend's memory.
@@ -113,8 +117,8 @@ class Backend {
   virtual size_t kv_page_bytes() const = 0;
   // Zeroes the recurrent and convolution state, the token counts and the last picked token of a slot.
   virtual void clear_recurrent(int slot) = 0;
-  virtual void copy_recurrent(int from, int to) = 0;            // everything clear_recurrent names
-  virtual void copy_kv_page(int from, int to, int rows) = 0;    // the first `rows` rows, of all layers and heads
+  virtual void copy_recurrent(int from, int to) = 0;          // everything clear_recurrent names
+  virtual void copy_kv_page(int from, int to, int rows) = 0;  // the first `rows` rows, of all layers and heads
   // Sets the token counts used by penalties: prompt tokens get kInPrompt, generated ones are counted.
   virtual void set_token_counts(int slot, std::span<const TokenId> prompt, std::span<const TokenId> generated) = 0;
   // Raw bytes in this backend's own layout, for snapshots on disk; state_layout() names that layout and changes with it.
@@ -131,7 +135,7 @@ class Backend {
   virtual void write_kv(int layer, std::span<const int32_t> pages, int rows, std::span<const float> k,
                         std::span<const float> v) = 0;
 
-  // --- a step ----------------------------------------------------------------------------------------------------
+  // --- a step ---
   // Starts a step; the spans of `batch` must stay valid until submit() returns. False: replayed, skip the stages.
   virtual bool begin(const Batch& batch) = 0;
 
@@ -140,15 +144,16 @@ class Backend {
   virtual void project_gdn(int layer) = 0;        // Residual -> RMSNorm -> GdnQkv, GdnZ, GdnA, GdnB
   virtual void mix_gdn(int layer) = 0;            // GdnQkv, GdnZ, GdnA, GdnB, state -> Mixed, state
   virtual void project_attention(int layer) = 0;  // Residual -> RMSNorm -> AttnQGate, AttnK, AttnV
-  virtual void prepare_attention(int layer) = 0;  // q/k RMSNorm, partial RoPE: AttnQGate, AttnK, AttnV -> AttnQ, KV cache
-  virtual void attend(int layer) = 0;             // AttnQ, KV cache, gates in AttnQGate -> Mixed
-  virtual void project_residual(int layer) = 0;   // Residual += out_proj(Mixed)
-  virtual void route(int layer) = 0;              // Residual -> MoeInput, ExpertIds, ExpertWeights, SharedGate
-  virtual void group_rows(int layer) = 0;         // rows by expert, for the experts' prefill form; decode forms do nothing
-  virtual void experts_up(int layer) = 0;         // MoeInput -> ExpertHidden (gate and up projections, SwiGLU)
-  virtual void experts_down(int layer) = 0;       // Residual += sum_i w_i down_i(hidden_i) + shared_gate * down(shared)
-  virtual void head() = 0;                        // RMSNorm + lm_head of the wanted rows -> Logits
-  virtual void pick() = 0;                        // Logits -> picked tokens; counts them; the next step's kLastPicked
+  // q/k RMSNorm and partial RoPE: AttnQGate, AttnK, AttnV -> AttnQ, KV cache
+  virtual void prepare_attention(int layer) = 0;
+  virtual void attend(int layer) = 0;            // AttnQ, KV cache, gates in AttnQGate -> Mixed
+  virtual void project_residual(int layer) = 0;  // Residual += out_proj(Mixed)
+  virtual void route(int layer) = 0;             // Residual -> MoeInput, ExpertIds, ExpertWeights, SharedGate
+  virtual void group_rows(int layer) = 0;    // rows by expert, for the experts' prefill form; decode forms do nothing
+  virtual void experts_up(int layer) = 0;    // MoeInput -> ExpertHidden (gate and up projections, SwiGLU)
+  virtual void experts_down(int layer) = 0;  // Residual += sum_i w_i down_i(hidden_i) + shared_gate * down(shared)
+  virtual void head() = 0;                   // RMSNorm + lm_head of the wanted rows -> Logits
+  virtual void pick() = 0;                   // Logits -> picked tokens; counts them; the next step's kLastPicked
 
   // Ends the step and starts it on the device.
   virtual StepId submit() = 0;
@@ -160,7 +165,7 @@ class Backend {
   virtual std::span<const float> logits(StepId step, int head_index) = 0;
   virtual std::span<const TokenId> picked(StepId step) = 0;
 
-  // --- tests and tools ---------------------------------------------------------------------------------------------
+  // --- tests and tools ---
   // Rows [0, R) of a slot of the step begun last, as fp32. May force deferred work and synchronise.
   virtual void read_slot(Slot slot, std::span<float> out) = 0;
   virtual void write_slot(Slot slot, std::span<const float> in) = 0;

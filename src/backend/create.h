@@ -9,10 +9,10 @@
 namespace calla {
 
 struct BackendInfo {
-  std::string name;         // "cpu"
-  std::string what;         // one line for --help
-  bool available = false;   // built in, and the device is there
-  std::string reason;       // why not, and what to do
+  std::string name;        // "cpu"
+  std::string what;        // one line for --help
+  bool available = false;  // built in, and the device is there
+  std::string reason;      // why not, and what to do
 };
 
 // All backends that Calla knows, in order of preference for `auto`.

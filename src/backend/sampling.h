@@ -16,18 +16,17 @@
 namespace calla {
 
 struct SamplingParams {
-  float temperature = 0;         // 0: greedy
-  int top_k = 0;                 // 0: no limit
-  float top_p = 1;               // in (0, 1]
-  float min_p = 0;               // in [0, 1)
-  float presence_penalty = 0;    // subtracted once from each token generated so far (prompt excluded)
-  float frequency_penalty = 0;   // subtracted per occurrence among the tokens generated so far
-  float repetition_penalty = 1;  // > 0; divides positive / multiplies negative logits of all tokens seen, prompt included
+  float temperature = 0;        // 0: greedy
+  int top_k = 0;                // 0: no limit
+  float top_p = 1;              // in (0, 1]
+  float min_p = 0;              // in [0, 1)
+  float presence_penalty = 0;   // subtracted once from each token generated so far (prompt excluded)
+  float frequency_penalty = 0;  // subtracted per occurrence among the tokens generated so far
+  float repetition_penalty =
+      1;  // > 0; divides positive / multiplies negative logits of all tokens seen, prompt included
   uint64_t seed = 0;
 
-  bool has_penalties() const {
-    return presence_penalty != 0 || frequency_penalty != 0 || repetition_penalty != 1;
-  }
+  bool has_penalties() const { return presence_penalty != 0 || frequency_penalty != 0 || repetition_penalty != 1; }
 };
 
 // What a sequence has seen of one token: the low 15 bits count its occurrences among the generated tokens

@@ -22,12 +22,12 @@ struct WeightMatrix {
   int stack = 1;
   int n = 0;
   int k = 0;
-  int bits = 4;                       // kAffine: 4 or 8
-  int group = 64;                     // kAffine: inputs per scale: 32, 64 or 128
-  const uint32_t* codes = nullptr;    // kAffine: [stack][n][k * bits / 32], packed from the low bits up along k
-  const bf16* scales = nullptr;       // kAffine: [stack][n][k / group]; may be negative
-  const bf16* biases = nullptr;       // kAffine: [stack][n][k / group]
-  const bf16* values = nullptr;       // kBf16: [stack][n][k]
+  int bits = 4;                     // kAffine: 4 or 8
+  int group = 64;                   // kAffine: inputs per scale: 32, 64 or 128
+  const uint32_t* codes = nullptr;  // kAffine: [stack][n][k * bits / 32], packed from the low bits up along k
+  const bf16* scales = nullptr;     // kAffine: [stack][n][k / group]; may be negative
+  const bf16* biases = nullptr;     // kAffine: [stack][n][k / group]
+  const bf16* values = nullptr;     // kBf16: [stack][n][k]
 
   size_t words_per_row() const { return static_cast<size_t>(k) * bits / 32; }
   size_t groups_per_row() const { return static_cast<size_t>(k) / group; }
@@ -87,9 +87,9 @@ struct MoeWeights {
 };
 
 struct LayerWeights {
-  FloatVector input_norm;  // [hidden]; ready to multiply
-  FloatVector post_norm;   // [hidden]; ready to multiply
-  std::optional<GdnWeights> gdn;              // exactly one of the two
+  FloatVector input_norm;         // [hidden]; ready to multiply
+  FloatVector post_norm;          // [hidden]; ready to multiply
+  std::optional<GdnWeights> gdn;  // exactly one of the two
   std::optional<AttentionWeights> attention;
   MoeWeights moe;
 };

@@ -62,8 +62,7 @@ void ThreadPool::run(const std::function<void(int)>& body) {
   }
 }
 
-void ThreadPool::parallel_for(size_t count, size_t grain,
-                              const std::function<void(size_t, size_t, int)>& body) {
+void ThreadPool::parallel_for(size_t count, size_t grain, const std::function<void(size_t, size_t, int)>& body) {
   if (count == 0) return;
   grain = std::max<size_t>(grain, 1);
   if (workers_.empty() || count <= grain) {

@@ -26,15 +26,15 @@ class TokenConstraint {
 };
 
 struct GenerationRequest {
-  std::vector<TokenId> prompt;         // at least one token
-  std::vector<int> boundaries;         // prompt positions (token counts) worth a snapshot: where a later prompt may
-                                       // diverge, such as the end of each message. Ascending, in (0, prompt.size())
+  std::vector<TokenId> prompt;  // at least one token
+  std::vector<int> boundaries;  // prompt positions (token counts) worth a snapshot: where a later prompt may
+                                // diverge, such as the end of each message. Ascending, in (0, prompt.size())
   SamplingParams sampling;
-  int max_tokens = 0;                  // at most so many tokens; 0: until the context is full
-  std::vector<TokenId> stop_tokens;    // generation ends at one of these, which is reported as the last token
-  int top_logprobs = -1;               // -1: none; 0: the picked token's; n: also the n best
+  int max_tokens = 0;                // at most so many tokens; 0: until the context is full
+  std::vector<TokenId> stop_tokens;  // generation ends at one of these, which is reported as the last token
+  int top_logprobs = -1;             // -1: none; 0: the picked token's; n: also the n best
   std::shared_ptr<TokenConstraint> constraint;
-  bool use_cache = true;               // reuse and leave prefix-cache entries
+  bool use_cache = true;  // reuse and leave prefix-cache entries
 };
 
 struct TokenLogprob {
@@ -44,10 +44,10 @@ struct TokenLogprob {
 
 struct TokenEvent {
   TokenId token = 0;
-  int index = 0;                       // 0 for the first generated token
-  bool is_stop = false;                // one of stop_tokens: not part of the text
-  float logprob = 0;                   // if top_logprobs >= 0
-  std::vector<TokenLogprob> top;       // best first, if top_logprobs > 0
+  int index = 0;                  // 0 for the first generated token
+  bool is_stop = false;           // one of stop_tokens: not part of the text
+  float logprob = 0;              // if top_logprobs >= 0
+  std::vector<TokenLogprob> top;  // best first, if top_logprobs > 0
 };
 
 enum class FinishReason : uint8_t {
@@ -61,14 +61,14 @@ enum class FinishReason : uint8_t {
 
 struct GenerationResult {
   FinishReason reason = FinishReason::kStopToken;
-  std::string error;                   // kError: what happened
+  std::string error;  // kError: what happened
   int prompt_tokens = 0;
-  int cached_tokens = 0;               // of the prompt: taken from the prefix cache
-  int generated_tokens = 0;            // the stop token included
-  double queue_seconds = 0;            // from submit to the first work
-  double prefill_seconds = 0;          // until the first token's logits
-  double decode_seconds = 0;           // from then until the last token
-  std::string cache_note;              // why the cache gave what it gave, for the log
+  int cached_tokens = 0;       // of the prompt: taken from the prefix cache
+  int generated_tokens = 0;    // the stop token included
+  double queue_seconds = 0;    // from submit to the first work
+  double prefill_seconds = 0;  // until the first token's logits
+  double decode_seconds = 0;   // from then until the last token
+  std::string cache_note;      // why the cache gave what it gave, for the log
 };
 
 // Receives events on the engine's thread; must be quick. The last call is on_finished, exactly once.

@@ -5,7 +5,8 @@
 namespace calla {
 
 BackendInfo cuda_backend_info() {
-  return {"cuda", "NVIDIA GPUs (Hopper first)", false, "this build has no CUDA backend; configure with -DCALLA_CUDA=ON"};
+  return {"cuda", "NVIDIA GPUs (Hopper first)", false,
+          "this build has no CUDA backend; configure with -DCALLA_CUDA=ON"};
 }
 
 std::unique_ptr<Backend> create_cuda_backend(const ModelShape&, const ModelWeights&, const BackendOptions&) {
