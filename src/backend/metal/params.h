@@ -48,6 +48,7 @@ CALLA_CONSTANT int kPackedHeads = 4;         // query heads that share each KV r
 CALLA_CONSTANT int kAttnTileRows = 32;
 CALLA_CONSTANT int kAttnTileKeys = 16;
 
+CALLA_CONSTANT int kLastTokenStride = 4;     // a slot's last picked token has a 16-byte word for itself
 CALLA_CONSTANT int kPickThreads = 1024;      // pick_token
 CALLA_CONSTANT int kPickSlice = 4096;        // logits that a threadgroup of pick_max looks at
 CALLA_CONSTANT int kPickCandidates = 1024;   // sorted on chip by pick_token
@@ -167,7 +168,8 @@ struct AttentionParams {
   int mixed_stride;
   int splits;          // general layout: key ranges; fixed layout: blocks
   int parts;           // prepare_qkv: bit 0 q, bit 1 k, bit 2 v
-  int first_tile;      // sdpa_tile
+  int first_tile;      // sdpa_tile: of this dispatch
+  int first_row;       // sdpa_decode, sdpa_merge: of this dispatch
   float eps;
 };
 
@@ -198,12 +200,17 @@ struct SwigluParams {
 struct PickParams {
   int vocab;
   int slices;
+  int count_stride;  // token counts of a slot: vocab, rounded up to whole 16-byte words
 };
 
 struct CopyParams {
-  uint32_t words_low;   // 16-byte words of a piece
-  uint32_t pieces;
-  uint32_t stride;      // 16-byte words from one piece to the next
+  uint32_t words;   // of a piece; a word has 16 bytes
+  uint32_t stride;  // words from one piece to the next
+};
+
+struct FillParams {
+  uint32_t words;
+  uint32_t value;
 };
 
 struct DequantiseParams {

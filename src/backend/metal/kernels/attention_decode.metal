@@ -1,6 +1,9 @@
 // Attention of single rows over the paged KV cache (decode, and any batch of few rows).
 #include "kv.h"
 
+// Below every score: the maximum of no keys. Finite, so that fast::exp never sees an infinity.
+constant constexpr float kNone = -1e30f;
+
 // prepare_qkv: q and k RMSNorm with RoPE, k and v appended to the cache.
 //   q_gate [R, Hq * 512]   k, v [R, Hkv * 256]   q_norm, k_norm [256] f32   frequencies [32] f32   q [R, Hq * 256]
 //   Launch    grid (ceil((Hq + 2 Hkv)/4), R), threadgroup 128 = 4 simdgroups, one head each.
@@ -39,7 +42,7 @@ kernel void prepare_qkv(constant AttentionParams& p [[buffer(0)]], const device 
 // sdpa_decode: softmax(q k / 16) v of one row and kHeads query heads over a range of keys.
 //   q [R, Hq * 256]   kv pages   gate [R, Hq * 512] (second half of each head)   mixed [R, stride]
 //   partials [R, Hq, splits, 256] f32, and sums [R, Hq, splits] float2 (maximum, sum) when there is more than one range
-//   Launch    grid (splits, Hkv * 8 / kHeads, R), threadgroup 256 = 8 simdgroups. General layout: simdgroup s takes keys
+//   Launch    grid (splits, Hkv * 8 / kHeads, rows), threadgroup 256 = 8 simdgroups. General layout: simdgroup s takes keys
 //             s, s + 8, ... of its range. Fixed blocks: 512 keys a threadgroup, 64 (one page) a simdgroup.
 //   GQA       kHeads = 4 query heads share each load of a KV row; kHeads = 1 is the control of `gqa-packing`.
 //   Coalesced a simdgroup reads a row as 32 x 16 bytes; with kApart (control of `coalesced-kv`) lane l reads elements
@@ -65,7 +68,8 @@ template <int kHeads, bool kApart>
   const int kv_head = int(tg.y) / per_kv_head;
   const int head0 = int(tg.y) * kHeads;
   const int split = int(tg.x);
-  const RowInfo row = rows[tg.z];
+  const uint row_index = tg.z + uint(p.first_row);
+  const RowInfo row = rows[row_index];
   const int keys = row.position + 1;
 
   // The range of this threadgroup, and of this simdgroup in it.
@@ -85,7 +89,7 @@ template <int kHeads, bool kApart>
   // q in registers, times 1/sqrt(256).
   HeadSlice query[kHeads];
   for (int h = 0; h < kHeads; ++h) {
-    const uint at = tg.z * uint(p.q_heads) + uint(head0 + h);
+    const uint at = row_index * uint(p.q_heads) + uint(head0 + h);
     if (kFoldPrepare) {
       query[h] = round_head(norm_rope(load_head(q_gate + at * uint(2 * kHeadSize), lane), q_norm, frequencies,
                                       row.position, p.eps, lane));
@@ -96,9 +100,10 @@ template <int kHeads, bool kApart>
     query[h].low *= 0.0625f;
     query[h].high *= 0.0625f;
   }
-  HeadSlice new_k, new_v;
+  HeadSlice new_k = {float4(0), float4(0)};
+  HeadSlice new_v = new_k;
   if (kFoldPrepare) {
-    const uint at = (tg.z * uint(p.kv_heads) + uint(kv_head)) * uint(kHeadSize);
+    const uint at = (row_index * uint(p.kv_heads) + uint(kv_head)) * uint(kHeadSize);
     new_k = round_head(norm_rope(load_head(k_row + at, lane), k_norm, frequencies, row.position, p.eps, lane));
     new_v = load_head(v_row + at, lane);
     if (split == 0 && sg == 0 && int(tg.y) % per_kv_head == 0) {
@@ -109,8 +114,10 @@ template <int kHeads, bool kApart>
   }
   if (kApart) {  // lane l holds elements l, l + 32, ... of q
     for (int h = 0; h < kHeads; ++h) query[h] = spread(query[h], lane);
-    new_k = spread(new_k, lane);
-    new_v = spread(new_v, lane);
+    if (kFoldPrepare) {
+      new_k = spread(new_k, lane);
+      new_v = spread(new_v, lane);
+    }
   }
 
   HeadSlice out[kHeads];
@@ -118,7 +125,7 @@ template <int kHeads, bool kApart>
   float total[kHeads];
   for (int h = 0; h < kHeads; ++h) {
     out[h] = {float4(0), float4(0)};
-    top[h] = -INFINITY;
+    top[h] = kNone;
     total[h] = 0;
   }
   for (int key = begin; key < end; key += step) {
@@ -154,14 +161,14 @@ template <int kHeads, bool kApart>
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (int h = 0; h < kHeads; ++h) {
-    float all_top = -INFINITY;
+    float all_top = kNone;
     for (int s = 0; s < kSdpaSimdgroups; ++s) all_top = max(all_top, maxima[s * kHeads + h]);
     float all_total = 0;
     for (int s = 0; s < kSdpaSimdgroups; ++s) {
       const float t = maxima[s * kHeads + h];
-      if (t > -INFINITY) all_total += totals[s * kHeads + h] * fast::exp(t - all_top);
+      all_total += totals[s * kHeads + h] * fast::exp(t - all_top);
     }
-    const float weight = top[h] > -INFINITY ? fast::exp(top[h] - all_top) : 0.0f;
+    const float weight = fast::exp(top[h] - all_top);
     for (int i = 0; i < 4; ++i) {
       merged[int(sg) * kHeadSize + (kApart ? int(lane) + 32 * i : int(lane) * 8 + i)] = out[h].low[i] * weight;
       merged[int(sg) * kHeadSize + (kApart ? int(lane) + 32 * (4 + i) : int(lane) * 8 + 4 + i)] =
@@ -170,13 +177,13 @@ template <int kHeads, bool kApart>
     threadgroup_barrier(mem_flags::mem_threadgroup);
     float y = 0;
     for (int s = 0; s < kSdpaSimdgroups; ++s) y += merged[s * kHeadSize + int(thread_index)];
-    const uint at = tg.z * uint(p.q_heads) + uint(head0 + h);
+    const uint at = row_index * uint(p.q_heads) + uint(head0 + h);
     if (kSinglePass) {
       const float gate = float(q_gate[at * uint(2 * kHeadSize) + uint(kHeadSize) + thread_index]);
-      mixed[tg.z * uint(p.mixed_stride) + uint((head0 + h) * kHeadSize) + thread_index] =
+      mixed[row_index * uint(p.mixed_stride) + uint((head0 + h) * kHeadSize) + thread_index] =
           bfloat(y / all_total * sigmoid(gate));
     } else {
-      const uint part = at * uint(p.splits) + uint(split);
+      const uint part = (tg.z * uint(p.q_heads) + uint(head0 + h)) * uint(p.splits) + uint(split);
       partials[part * uint(kHeadSize) + thread_index] = y;
       if (thread_index == 0) sums[part] = float2(all_top, all_total);
     }
@@ -197,19 +204,19 @@ kernel void sdpa_merge(constant AttentionParams& p [[buffer(0)]], const device f
                        const device float2* sums [[buffer(2)]], const device bfloat* q_gate [[buffer(3)]],
                        device bfloat* mixed [[buffer(4)]], uint2 tg [[threadgroup_position_in_grid]],
                        uint thread_index [[thread_index_in_threadgroup]]) {
+  const uint row = tg.y + uint(p.first_row);
   const uint at = tg.y * uint(p.q_heads) + tg.x;
   const device float2* s = sums + at * uint(p.splits);
   const device float* part = partials + at * uint(p.splits) * uint(kHeadSize) + thread_index;
-  float top = -INFINITY;
+  float top = kNone;
   for (int i = 0; i < p.splits; ++i) top = max(top, s[i].x);
   float total = 0;
   float y = 0;
   for (int i = 0; i < p.splits; ++i) {
-    if (s[i].x == -INFINITY) continue;  // a range beyond the last key
     const float weight = fast::exp(s[i].x - top);
     total += weight * s[i].y;
     y += weight * part[i * kHeadSize];
   }
-  const float gate = float(q_gate[at * uint(2 * kHeadSize) + uint(kHeadSize) + thread_index]);
-  mixed[tg.y * uint(p.mixed_stride) + tg.x * uint(kHeadSize) + thread_index] = bfloat(y / total * sigmoid(gate));
+  const float gate = float(q_gate[(row * uint(p.q_heads) + tg.x) * uint(2 * kHeadSize) + uint(kHeadSize) + thread_index]);
+  mixed[row * uint(p.mixed_stride) + tg.x * uint(kHeadSize) + thread_index] = bfloat(y / total * sigmoid(gate));
 }

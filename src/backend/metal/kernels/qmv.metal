@@ -16,7 +16,7 @@ kernel void embed_rows(constant EmbedParams& p [[buffer(0)]], const device uint*
   if (k >= p.matrix.k) return;
   const Matrix m = {codes, scales, biases, p.matrix};
   // A slot that has picked nothing holds -1; row 0 keeps the load inside, and the host rejects the step's result.
-  const int token = clamp(row.token >= 0 ? row.token : last_tokens[row.slot], 0, p.matrix.n - 1);
+  const int token = clamp(row.token >= 0 ? row.token : last_tokens[row.slot * kLastTokenStride], 0, p.matrix.n - 1);
   float w[8];
   dequantise8(m, kBits0, token, k, w);
   device float* out = residual + tg.y * uint(p.matrix.k) + uint(k);
