@@ -43,7 +43,7 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
-void ThreadPool::run(const std::function<void(int)>& body) {
+void ThreadPool::run(FunctionRef<void(int)> body) {
   if (!workers_.empty()) {
     body_ = &body;
     running_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
@@ -62,7 +62,7 @@ void ThreadPool::run(const std::function<void(int)>& body) {
   }
 }
 
-void ThreadPool::parallel_for(size_t count, size_t grain, const std::function<void(size_t, size_t, int)>& body) {
+void ThreadPool::parallel_for(size_t count, size_t grain, FunctionRef<void(size_t, size_t, int)> body) {
   if (count == 0) return;
   grain = std::max<size_t>(grain, 1);
   if (workers_.empty() || count <= grain) {
@@ -75,6 +75,23 @@ void ThreadPool::parallel_for(size_t count, size_t grain, const std::function<vo
       const size_t begin = next.fetch_add(grain, std::memory_order_relaxed);
       if (begin >= count) return;
       body(begin, std::min(count, begin + grain), thread);
+    }
+  });
+}
+
+void ThreadPool::for_each(size_t count, FunctionRef<void(size_t, size_t, int)> body) {
+  if (count == 0) return;
+  if (workers_.empty() || count == 1) {
+    for (size_t i = 0; i < count; ++i) body(i, i + 1, 0);
+    return;
+  }
+  std::atomic<size_t> unclaimed{0};
+  run([&](int thread) {
+    size_t index = unclaimed.fetch_add(1, std::memory_order_relaxed);
+    while (index < count) {
+      const size_t next = unclaimed.fetch_add(1, std::memory_order_relaxed);
+      body(index, next < count ? next : count, thread);
+      index = next;
     }
   });
 }

@@ -34,13 +34,11 @@ WeightMap read_index(const fs::path& path) {
   const nlohmann::json index = parse_json(read_text_file(path, kMaxIndexBytes), path.string());
   const auto map = index.is_object() ? index.find("weight_map") : index.end();
   if (!index.is_object() || map == index.end() || !map->is_object() || map->empty())
-    throw CheckpointError(path.string() +
-                          ": expected an object with a weight_map that names the tensors' files");
+    throw CheckpointError(path.string() + ": expected an object with a weight_map that names the tensors' files");
   WeightMap out;
   for (const auto& [tensor, file] : map->items()) {
     if (!file.is_string())
-      throw CheckpointError(path.string() + ": weight_map: " + describe_name(tensor) +
-                            " is not mapped to a file name");
+      throw CheckpointError(path.string() + ": weight_map: " + describe_name(tensor) + " is not mapped to a file name");
     const auto& name = file.get_ref<const std::string&>();
     const bool plain = !name.empty() && name != "." && name != ".." &&
                        name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
@@ -57,8 +55,7 @@ float fp16_to_float(uint16_t bits) {
   const int exponent = (bits >> 10) & 31;
   const auto fraction = static_cast<float>(bits & 1023u);
   if (exponent == 31) {
-    return fraction != 0 ? std::numeric_limits<float>::quiet_NaN()
-                         : sign * std::numeric_limits<float>::infinity();
+    return fraction != 0 ? std::numeric_limits<float>::quiet_NaN() : sign * std::numeric_limits<float>::infinity();
   }
   return sign * (exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(fraction + 1024, exponent - 25));
 }
@@ -112,8 +109,8 @@ float Tensor::float_at(uint64_t index) const {
 Checkpoint Checkpoint::open(const fs::path& directory) {
   std::error_code ignored;
   if (!fs::is_directory(directory, ignored))
-    throw CheckpointError(directory.string() +
-                          ": not a directory; give the directory that holds config.json and " + kSingleFile);
+    throw CheckpointError(directory.string() + ": not a directory; give the directory that holds config.json and " +
+                          kSingleFile);
   Checkpoint checkpoint;
   checkpoint.directory_ = directory;
   const bool has_index = fs::exists(directory / kIndexFile, ignored);
@@ -151,8 +148,7 @@ void Checkpoint::add_file(const std::string& name) {
   SafetensorsHeader header = parse_safetensors(file.bytes(), path.string());
   for (TensorEntry& entry : header.tensors) {
     tensors_.push_back({std::move(entry.name), entry.dtype, std::move(entry.shape),
-                        file.bytes().subspan(entry.begin, entry.end - entry.begin),
-                        static_cast<int>(files_.size())});
+                        file.bytes().subspan(entry.begin, entry.end - entry.begin), static_cast<int>(files_.size())});
   }
   files_.push_back(name);
   mappings_.push_back(std::move(file));
@@ -165,9 +161,8 @@ void Checkpoint::check_index(const WeightMap& weight_map) {
   for (const Tensor& tensor : tensors_) present.emplace(tensor.name, files_[tensor.file]);
   for (const auto& [tensor, file] : weight_map) {
     if (present.erase({tensor, file}) == 0)
-      throw CheckpointError((directory_ / kIndexFile).string() + ": says that tensor " +
-                            describe_name(tensor) + " is in " + file +
-                            ", but it is not; are the files of one download?");
+      throw CheckpointError((directory_ / kIndexFile).string() + ": says that tensor " + describe_name(tensor) +
+                            " is in " + file + ", but it is not; are the files of one download?");
   }
   if (!present.empty()) {
     warnings_.push_back(std::string(kIndexFile) + " leaves out " + std::to_string(present.size()) +
@@ -176,9 +171,8 @@ void Checkpoint::check_index(const WeightMap& weight_map) {
 }
 
 const Tensor* Checkpoint::find(std::string_view name) const {
-  const auto at =
-      std::lower_bound(tensors_.begin(), tensors_.end(), name,
-                       [](const Tensor& tensor, std::string_view wanted) { return tensor.name < wanted; });
+  const auto at = std::lower_bound(tensors_.begin(), tensors_.end(), name,
+                                   [](const Tensor& tensor, std::string_view wanted) { return tensor.name < wanted; });
   return at != tensors_.end() && at->name == name ? &*at : nullptr;
 }
 
@@ -254,8 +248,7 @@ std::vector<NonFinite> Checkpoint::verify(const Progress& progress) const {
     if (task.tensor == last) {
       problems.back().count += task.bad;
     } else {
-      problems.push_back(
-          {task.tensor->name, task.first_bad, task.tensor->float_at(task.first_bad), task.bad});
+      problems.push_back({task.tensor->name, task.first_bad, task.tensor->float_at(task.first_bad), task.bad});
       last = task.tensor;
     }
   }

@@ -39,14 +39,12 @@ void check_architecture(const FieldReader& top, ModelConfig& config) {
     config.architecture = names[0].get<std::string>();
   }
   const bool type_known = config.model_type == "qwen3_5_moe" || config.model_type == "qwen3_5_moe_text";
-  const bool architecture_known = config.architecture == "Qwen3_5MoeForConditionalGeneration" ||
-                                  config.architecture == "Qwen3_5MoeForCausalLM";
+  const bool architecture_known =
+      config.architecture == "Qwen3_5MoeForConditionalGeneration" || config.architecture == "Qwen3_5MoeForCausalLM";
   if (!config.model_type.empty() && !type_known)
-    top.fail("model_type",
-             "\"" + describe_name(config.model_type) + "\" is not supported: " + kSupportedModel);
+    top.fail("model_type", "\"" + describe_name(config.model_type) + "\" is not supported: " + kSupportedModel);
   if (!config.architecture.empty() && !architecture_known)
-    top.fail("architectures",
-             "\"" + describe_name(config.architecture) + "\" is not supported: " + kSupportedModel);
+    top.fail("architectures", "\"" + describe_name(config.architecture) + "\" is not supported: " + kSupportedModel);
   if (!type_known && !architecture_known) top.fail("model_type", std::string("missing: ") + kSupportedModel);
 }
 
@@ -76,8 +74,8 @@ std::vector<LayerKind> read_layer_kinds(const FieldReader& text) {
   const json& types = text.at("layer_types");
   if (!types.is_array()) text.fail("layer_types", "expected a list, found " + FieldReader::show(types));
   if (types.size() != static_cast<size_t>(layers))
-    text.fail("layer_types", "has " + std::to_string(types.size()) + " entries, but num_hidden_layers is " +
-                                 std::to_string(layers));
+    text.fail("layer_types",
+              "has " + std::to_string(types.size()) + " entries, but num_hidden_layers is " + std::to_string(layers));
   for (const json& type : types) {
     if (type == "linear_attention") {
       kinds.push_back(LayerKind::kGatedDeltaNet);
@@ -85,8 +83,7 @@ std::vector<LayerKind> read_layer_kinds(const FieldReader& text) {
       kinds.push_back(LayerKind::kAttention);
     } else {
       text.fail("layer_types",
-                FieldReader::show(type) +
-                    " is not supported: a layer is \"linear_attention\" or \"full_attention\"");
+                FieldReader::show(type) + " is not supported: a layer is \"linear_attention\" or \"full_attention\"");
     }
   }
   return kinds;
@@ -94,8 +91,7 @@ std::vector<LayerKind> read_layer_kinds(const FieldReader& text) {
 
 void require_multiple(const FieldReader& text, const char* name, int value, int of) {
   if (value % of != 0)
-    text.fail(name,
-              std::to_string(value) + " is not supported: it must be a multiple of " + std::to_string(of));
+    text.fail(name, std::to_string(value) + " is not supported: it must be a multiple of " + std::to_string(of));
 }
 
 void read_heads(const FieldReader& text, ModelShape& shape) {
@@ -103,10 +99,10 @@ void read_heads(const FieldReader& text, ModelShape& shape) {
   shape.q_heads = text.integer("num_attention_heads", 1, kMaxHeads);
   shape.kv_heads = text.integer("num_key_value_heads", 1, kMaxHeads);
   if (shape.q_heads != kGqaFactor * shape.kv_heads)
-    text.fail("num_attention_heads",
-              std::to_string(shape.q_heads) + " query heads on " + std::to_string(shape.kv_heads) +
-                  " key/value heads are not supported: " + "Calla's kernels are made for " +
-                  std::to_string(kGqaFactor) + " query heads per key/value head");
+    text.fail("num_attention_heads", std::to_string(shape.q_heads) + " query heads on " +
+                                         std::to_string(shape.kv_heads) +
+                                         " key/value heads are not supported: " + "Calla's kernels are made for " +
+                                         std::to_string(kGqaFactor) + " query heads per key/value head");
   text.require_integer("linear_key_head_dim", kGdnHeadDim);
   text.require_integer("linear_value_head_dim", kGdnHeadDim);
   text.require_integer("linear_conv_kernel_dim", kConvWidth);
@@ -130,8 +126,7 @@ void read_rope(const FieldReader& text, ModelShape& shape) {
 
   const auto require_default = [](const FieldReader& object, const char* name) {
     if (const std::string type = object.text_or(name, "default"); type != "default" && type != "mrope")
-      object.fail(name, "\"" + describe_name(type) +
-                            "\" is not supported: Calla implements plain RoPE (\"default\")");
+      object.fail(name, "\"" + describe_name(type) + "\" is not supported: Calla implements plain RoPE (\"default\")");
   };
   if (text.has("rope_parameters")) require_default(rope, "rope_type");
   if (text.has("rope_scaling")) {
@@ -167,11 +162,9 @@ QuantSpec read_quant_spec(const FieldReader& spec) {
     spec.fail("bits", std::to_string(out.bits) + " is not supported: Calla reads 4- and 8-bit weights");
   out.group = spec.integer("group_size", 1, 1 << 16);
   if (out.group != 32 && out.group != 64 && out.group != 128)
-    spec.fail("group_size",
-              std::to_string(out.group) + " is not supported: Calla reads groups of 32, 64 or 128");
+    spec.fail("group_size", std::to_string(out.group) + " is not supported: Calla reads groups of 32, 64 or 128");
   if (const std::string mode = spec.text_or("mode", "affine"); mode != "affine")
-    spec.fail("mode",
-              "\"" + describe_name(mode) + "\" is not supported: Calla reads MLX's \"affine\" quantisation");
+    spec.fail("mode", "\"" + describe_name(mode) + "\" is not supported: Calla reads MLX's \"affine\" quantisation");
   return out;
 }
 
@@ -181,9 +174,8 @@ QuantConfig read_quantisation(const FieldReader& top) {
   if (!top.has(name)) return quant;
   const FieldReader section = top.object(name);
   if (section.has("quant_method"))
-    section.fail("quant_method",
-                 FieldReader::show(section.at("quant_method")) +
-                     " is not supported: Calla reads MLX's affine quantisation in 4 or 8 bits");
+    section.fail("quant_method", FieldReader::show(section.at("quant_method")) +
+                                     " is not supported: Calla reads MLX's affine quantisation in 4 or 8 bits");
   quant.defaults = read_quant_spec(section);
   for (const auto& [key, value] : top.at(name).items()) {
     if (key == "bits" || key == "group_size" || key == "mode") continue;
@@ -208,8 +200,7 @@ std::vector<TokenId> read_token_ids(const FieldReader& object, const char* name,
   std::set<TokenId> seen;
   for (const json& id : list) {
     if (!id.is_number_unsigned() || id.get<uint64_t>() >= static_cast<uint64_t>(vocab))
-      object.fail(name,
-                  "expected token ids below " + std::to_string(vocab) + ", found " + FieldReader::show(id));
+      object.fail(name, "expected token ids below " + std::to_string(vocab) + ", found " + FieldReader::show(id));
     if (seen.insert(id.get<TokenId>()).second) ids.push_back(id.get<TokenId>());
   }
   return ids;

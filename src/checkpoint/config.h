@@ -46,8 +46,7 @@ struct ModelConfig {
   std::string model_type;    // "qwen3_5_moe"
   ModelShape shape;
   QuantConfig quant;
-  std::vector<TokenId>
-      eos;  // tokens that end an answer: generation_config.json's, else config.json's; may be empty
+  std::vector<TokenId> eos;  // tokens that end an answer: generation_config.json's, else config.json's; may be empty
   GenerationDefaults generation;
 };
 

@@ -51,8 +51,8 @@ int FieldReader::integer(const char* name, int least, int most) const {
                     : value.is_number_integer() ? value.get<int64_t>() >= INT32_MIN
                                                 : false;
   if (!fits || value.get<int64_t>() < least || value.get<int64_t>() > most)
-    fail(name, "expected an integer from " + std::to_string(least) + " to " + std::to_string(most) +
-                   ", found " + show(value));
+    fail(name, "expected an integer from " + std::to_string(least) + " to " + std::to_string(most) + ", found " +
+                   show(value));
   return value.get<int>();
 }
 
@@ -64,8 +64,7 @@ double FieldReader::number(const char* name, double least, double most) const {
   const nlohmann::json& value = at(name);
   // Written so that NaN, which JSON cannot spell but a library might, is refused too.
   if (!value.is_number() || !(value.get<double>() >= least && value.get<double>() <= most))
-    fail(name, "expected a number from " + show_number(least) + " to " + show_number(most) + ", found " +
-                   show(value));
+    fail(name, "expected a number from " + show_number(least) + " to " + show_number(most) + ", found " + show(value));
   return value.get<double>();
 }
 
@@ -93,8 +92,7 @@ FieldReader FieldReader::object(const char* name) const { return {at(name), file
 void FieldReader::require_integer(const char* name, int supported) const {
   const int value = integer(name, 0, INT32_MAX);
   if (value != supported)
-    fail(name, std::to_string(value) + " is not supported: Calla's kernels are made for " +
-                   std::to_string(supported));
+    fail(name, std::to_string(value) + " is not supported: Calla's kernels are made for " + std::to_string(supported));
 }
 
 void FieldReader::require_boolean(const char* name, bool fallback, bool supported) const {

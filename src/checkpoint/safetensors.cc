@@ -170,8 +170,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   }
   bool binary(binary_t&) override { unexpected("binary data"); }
   bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) override {
-    fail("the header is not valid JSON at its byte " + std::to_string(position) + ": " +
-         json_error_text(error.what()));
+    fail("the header is not valid JSON at its byte " + std::to_string(position) + ": " + json_error_text(error.what()));
   }
 
  private:
@@ -235,8 +234,8 @@ void place_tensors(SafetensorsHeader& header, uint64_t file_size, const std::str
     const std::string what = std::string(dtype_name(tensor.dtype)) + " " + describe_shape(tensor.shape);
     if (!bytes) fail("has an impossible shape: " + what);
     if (*bytes != tensor.end - tensor.begin)
-      fail("is " + what + ", which takes " + std::to_string(*bytes) + " bytes, but its range " + range +
-           " has " + std::to_string(tensor.end - tensor.begin));
+      fail("is " + what + ", which takes " + std::to_string(*bytes) + " bytes, but its range " + range + " has " +
+           std::to_string(tensor.end - tensor.begin));
   }
   std::sort(header.tensors.begin(), header.tensors.end(), [](const TensorEntry& a, const TensorEntry& b) {
     return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
@@ -245,19 +244,17 @@ void place_tensors(SafetensorsHeader& header, uint64_t file_size, const std::str
   const TensorEntry* previous = nullptr;
   for (TensorEntry& tensor : header.tensors) {
     if (tensor.begin < covered)
-      throw CheckpointError(file + ": tensors " + describe_name(previous->name) + " and " +
-                            describe_name(tensor.name) + " overlap");
+      throw CheckpointError(file + ": tensors " + describe_name(previous->name) + " and " + describe_name(tensor.name) +
+                            " overlap");
     if (tensor.begin > covered)
       throw CheckpointError(file + ": " + std::to_string(tensor.begin - covered) +
-                            " bytes that belong to no tensor lie before tensor " +
-                            describe_name(tensor.name));
+                            " bytes that belong to no tensor lie before tensor " + describe_name(tensor.name));
     covered = tensor.end;
     previous = &tensor;
   }
   if (covered != data_size)
     throw CheckpointError(file + ": the tensors end after " + std::to_string(covered) +
-                          " bytes of data, but the file has " + std::to_string(data_size) +
-                          "; is it the right file?");
+                          " bytes of data, but the file has " + std::to_string(data_size) + "; is it the right file?");
   for (TensorEntry& tensor : header.tensors) {
     tensor.begin += header.data_begin;
     tensor.end += header.data_begin;

@@ -38,8 +38,7 @@ class Binder {
       if (is_unused_part(tensor.name)) continue;
       const auto [place, fresh] = unclaimed_.emplace(std::string(canonical_name(tensor.name)), &tensor);
       if (!fresh)
-        problem(tensor.name,
-                "means the same as " + describe_name(place->second->name) + "; only one may be there");
+        problem(tensor.name, "means the same as " + describe_name(place->second->name) + "; only one may be there");
     }
   }
 
@@ -71,8 +70,7 @@ class Binder {
 
   std::optional<std::string> warning_about_extras() const {
     if (unclaimed_.empty()) return std::nullopt;
-    std::string line =
-        std::to_string(unclaimed_.size()) + " tensor(s) have no place in this model and are ignored: ";
+    std::string line = std::to_string(unclaimed_.size()) + " tensor(s) have no place in this model and are ignored: ";
     size_t named = 0;
     for (const auto& [name, tensor] : unclaimed_) {
       if (named == 3) return line + ", ...";
@@ -132,11 +130,9 @@ class Binder {
               "stacks gate and up rows, as the original checkpoint does; convert it first, for instance with "
               "mlx_lm.convert");
     } else {
-      moe.expert_gate_proj =
-          matrix(experts + "gate_proj", shape_.experts, shape_.expert_width, shape_.hidden);
+      moe.expert_gate_proj = matrix(experts + "gate_proj", shape_.experts, shape_.expert_width, shape_.hidden);
       moe.expert_up_proj = matrix(experts + "up_proj", shape_.experts, shape_.expert_width, shape_.hidden);
-      moe.expert_down_proj =
-          matrix(experts + "down_proj", shape_.experts, shape_.hidden, shape_.expert_width);
+      moe.expert_down_proj = matrix(experts + "down_proj", shape_.experts, shape_.hidden, shape_.expert_width);
     }
     moe.shared_gate_proj = matrix(shared + "gate_proj", 1, shape_.shared_expert_width, shape_.hidden);
     moe.shared_up_proj = matrix(shared + "up_proj", 1, shape_.shared_expert_width, shape_.hidden);
@@ -202,8 +198,7 @@ class Binder {
                    const Tensor& biases) {
     const std::optional<QuantSpec> spec = quant_.find(module);
     if (!spec) {
-      problem(module,
-              "is quantised (" + what_it_is(weight) + "), but config.json does not say how (quantization)");
+      problem(module, "is quantised (" + what_it_is(weight) + "), but config.json does not say how (quantization)");
       return;
     }
     m.format = WeightFormat::kAffine;
@@ -224,20 +219,18 @@ class Binder {
 
   // The likeliest mistake deserves a message of its own: config.json names other bits or another group than
   // the tensors' widths imply.
-  bool says_otherwise(const WeightMatrix& m, const std::string& module, const Tensor& weight,
-                      const Tensor& scales) {
+  bool says_otherwise(const WeightMatrix& m, const std::string& module, const Tensor& weight, const Tensor& scales) {
     if (weight.shape.empty() || scales.shape.empty()) return false;
     const uint64_t words = weight.shape.back();
     const uint64_t groups = scales.shape.back();
     const auto k = static_cast<uint64_t>(m.k);
-    if (words == 0 || groups == 0 || words > k || groups > k || words * 32 % k != 0 || k % groups != 0)
-      return false;
+    if (words == 0 || groups == 0 || words > k || groups > k || words * 32 % k != 0 || k % groups != 0) return false;
     const uint64_t bits = words * 32 / k;
     const uint64_t group = k / groups;
     if (bits == static_cast<uint64_t>(m.bits) && group == static_cast<uint64_t>(m.group)) return false;
-    problem(module, "has the widths of " + std::to_string(bits) + "-bit weights in groups of " +
-                        std::to_string(group) + ", but config.json says " + std::to_string(m.bits) +
-                        " bits in groups of " + std::to_string(m.group));
+    problem(module, "has the widths of " + std::to_string(bits) + "-bit weights in groups of " + std::to_string(group) +
+                        ", but config.json says " + std::to_string(m.bits) + " bits in groups of " +
+                        std::to_string(m.group));
     return true;
   }
 
@@ -249,14 +242,12 @@ class Binder {
   }
 
   // A small float tensor of any of `shapes`, widened.
-  FloatVector floats(const std::string& name, std::initializer_list<Shape> shapes,
-                     const Tensor** found = nullptr) {
+  FloatVector floats(const std::string& name, std::initializer_list<Shape> shapes, const Tensor** found = nullptr) {
     const Tensor* tensor = require(name);
     if (tensor == nullptr) return {};
     if (!tensor->is_float() || std::find(shapes.begin(), shapes.end(), tensor->shape) == shapes.end()) {
       std::string expected = "expected BF16, F16 or F32 ";
-      for (const Shape& shape : shapes)
-        expected += (&shape == shapes.begin() ? "" : " or ") + describe_shape(shape);
+      for (const Shape& shape : shapes) expected += (&shape == shapes.begin() ? "" : " or ") + describe_shape(shape);
       problem(*tensor, expected + ", found " + what_it_is(*tensor));
       return {};
     }
@@ -334,8 +325,7 @@ class Binder {
       int layer = 0;
       const char* end = name.data() + name.size();
       const auto parsed = std::from_chars(name.data() + 7, end, layer);
-      if (parsed.ec != std::errc{} || parsed.ptr == end || *parsed.ptr != '.' || layer < shape_.layers())
-        continue;
+      if (parsed.ec != std::errc{} || parsed.ptr == end || *parsed.ptr != '.' || layer < shape_.layers()) continue;
       problem(*tensor, "belongs to layer " + std::to_string(layer) + ", but config.json has only " +
                            std::to_string(shape_.layers()) + " layers");
       return;
@@ -354,8 +344,7 @@ class Binder {
     if (problems_.empty()) return;
     std::string text = checkpoint_.directory().string() + ": the tensors do not fit config.json:";
     for (size_t i = 0; i < std::min(problems_.size(), kMostNamed); ++i) text += "\n  " + problems_[i];
-    if (problems_.size() > kMostNamed)
-      text += "\n  ... and " + std::to_string(problems_.size() - kMostNamed) + " more";
+    if (problems_.size() > kMostNamed) text += "\n  ... and " + std::to_string(problems_.size() - kMostNamed) + " more";
     throw CheckpointError(text);
   }
 

@@ -11,9 +11,8 @@
 namespace calla {
 
 struct BoundWeights {
-  ModelWeights weights;  // views into the checkpoint, which must outlive them
-  std::vector<std::string>
-      warnings;  // one line each: tensors that were ignored, tensors that had to be copied
+  ModelWeights weights;               // views into the checkpoint, which must outlive them
+  std::vector<std::string> warnings;  // one line each: tensors that were ignored, tensors that had to be copied
 };
 
 // Binds every matrix and vector that `shape` asks for, each tensor at most once, with dtype and shape

@@ -51,8 +51,8 @@ TEST_P(LoadModel, BindsEveryTensorWithoutWarnings) {
     EXPECT_EQ(layer.moe.expert_up_proj.stack, 32);
     const MoeWeights& moe = layer.moe;
     for (const WeightMatrix* m :
-         {&moe.router, &moe.expert_gate_proj, &moe.expert_up_proj, &moe.expert_down_proj,
-          &moe.shared_gate_proj, &moe.shared_up_proj, &moe.shared_down_proj, &moe.shared_expert_gate})
+         {&moe.router, &moe.expert_gate_proj, &moe.expert_up_proj, &moe.expert_down_proj, &moe.shared_gate_proj,
+          &moe.shared_up_proj, &moe.shared_down_proj, &moe.shared_expert_gate})
       count(*m);
     if (layer.gdn) {
       for (const WeightMatrix* m :
@@ -77,8 +77,7 @@ TEST_P(LoadModel, BindsEveryTensorWithoutWarnings) {
 // Views point into the mapping, and small vectors hold what the file holds.
 TEST_P(LoadModel, PointsIntoTheMapping) {
   const LoadedModel model = load_model(kSource / GetParam());
-  const Tensor* codes =
-      model.checkpoint.find("language_model.model.layers.5.mlp.switch_mlp.down_proj.weight");
+  const Tensor* codes = model.checkpoint.find("language_model.model.layers.5.mlp.switch_mlp.down_proj.weight");
   ASSERT_NE(codes, nullptr);
   const WeightMatrix& down = model.weights.layers[5].moe.expert_down_proj;
   EXPECT_EQ(static_cast<const void*>(down.codes), codes->data.data());
@@ -91,8 +90,7 @@ TEST_P(LoadModel, PointsIntoTheMapping) {
   for (size_t i = 0; i < 256; ++i) EXPECT_EQ(model.weights.layers[2].input_norm[i], gamma->float_at(i));
 }
 
-INSTANTIATE_TEST_SUITE_P(Checkpoints, LoadModel,
-                         testing::Values("models/calla-tiny", "tests/data/tiny-random"));
+INSTANTIATE_TEST_SUITE_P(Checkpoints, LoadModel, testing::Values("models/calla-tiny", "tests/data/tiny-random"));
 
 TEST(LoadModelTest, CallaTinySaysHowToSample) {
   const LoadedModel model = load_model(kSource / "models/calla-tiny");

@@ -1,0 +1,175 @@
+// Kernels over single rows of activations: RMSNorm, quantisation, SwiGLU, gates, argmax.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "backend/cpu/kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backend/cpu/row_kernels.cc"
+#include "backend/cpu/targets.h"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+//
+#include "backend/cpu/math-inl.h"
+#include "backend/cpu/target_flags.h"
+
+#if HWY_ONCE
+#include "backend/cpu/tables.h"
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace calla::cpu {
+namespace HWY_NAMESPACE {
+
+void RmsNorm(const float* x, const float* weight, int n, float eps, float* out) {
+  const FloatTag d;
+  const float factor = 1 / std::sqrt(SumOfSquares(x, n) / static_cast<float>(n) + eps);
+  const auto scale = hn::Set(d, factor);
+  for (int i = 0; i < n; i += static_cast<int>(hn::Lanes(d)))
+    hn::StoreU(hn::Mul(hn::Mul(hn::LoadU(d, x + i), scale), hn::LoadU(d, weight + i)), d, out + i);
+}
+
+// One group of up to 64 values to 16-bit integers; returns {d, d * sum of the integers}. NaN or infinity
+// among the inputs makes d NaN, so that it shows in every output.
+ActivationScale QuantizeGroup(const float* x, int n, int16_t* out) {
+  const FloatTag d;
+  const hn::RebindToSigned<FloatTag> di;
+  const hn::Rebind<int16_t, FloatTag> d16;
+  constexpr float kLargest = 127 * 128;
+  auto largest = hn::Zero(d), poison = hn::Zero(d);
+  for (int i = 0; i < n; i += static_cast<int>(hn::Lanes(d))) {
+    const auto v = hn::LoadU(d, x + i);
+    largest = hn::Max(largest, hn::Abs(v));
+    poison = hn::MulAdd(v, hn::Zero(d), poison);
+  }
+  const float top = hn::GetLane(hn::MaxOfLanes(d, largest));
+  const float inverse = top > std::numeric_limits<float>::min() * kLargest ? kLargest / top : 0.0f;
+  const float scale = inverse > 0 ? top / kLargest : 0.0f;
+  auto total = hn::Zero(di);
+  for (int i = 0; i < n; i += static_cast<int>(hn::Lanes(d))) {
+    const auto q = hn::NearestInt(hn::Mul(hn::LoadU(d, x + i), hn::Set(d, inverse)));
+    total = hn::Add(total, q);
+    hn::StoreU(hn::DemoteTo(d16, q), d16, out + i);
+  }
+  const float nan_or_zero = hn::GetLane(hn::SumOfLanes(d, poison));
+  return {scale + nan_or_zero, scale * static_cast<float>(hn::GetLane(hn::SumOfLanes(di, total)))};
+}
+
+// 128 integers to the two planes; stride 2 picks the even (then odd) ones.
+HWY_INLINE void StorePlanes(const int16_t* values, ByteOrder order, int8_t* planes) {
+  const int stride = order == ByteOrder::kSplit ? 2 : 1, half = kActivationBlock / stride;
+  for (int part = 0; part < stride; ++part)
+    for (int i = 0; i < half; ++i) {
+      const int v = values[i * stride + part];
+      const int hi = (v + 64) >> 7;
+      planes[part * half + i] = static_cast<int8_t>(hi);
+      planes[kActivationBlock + part * half + i] = static_cast<int8_t>(v - hi * 128);
+    }
+}
+
+void Quantize(const float* x, int k, int group, ByteOrder order, int8_t* planes, ActivationScale* scales) {
+  for (int from = 0; from < k; from += kActivationBlock) {
+    int16_t values[kActivationBlock];
+    const int n = std::min(kActivationBlock, k - from);
+    for (int i = 0; i < n; i += group)
+      scales[(from + i) / group] = QuantizeGroup(x + from + i, group, values + i);
+    std::fill(values + n, values + kActivationBlock, int16_t{0});
+    if (order == ByteOrder::kSplit)
+      StorePlanes(values, ByteOrder::kSplit, planes + 2 * from);
+    else
+      StorePlanes(values, ByteOrder::kNatural, planes + 2 * from);
+  }
+}
+
+// Calls row(i, to): `to` is where the 16 columns of panel row i go, a buffer if fewer than 16 of them count.
+template <class Body>
+HWY_INLINE void ForPanelRows(int m, int n, float* out, size_t stride, const int32_t* rows, Body body) {
+  for (int i = 0; i < m; ++i) {
+    float* to = out + static_cast<size_t>(rows != nullptr ? rows[i] : i) * stride;
+    if (n == kPanel) {
+      body(i, to);
+    } else {
+      HWY_ALIGN float buffer[kPanel] = {};
+      std::memcpy(buffer, to, static_cast<size_t>(n) * sizeof(float));
+      body(i, buffer);
+      std::memcpy(to, buffer, static_cast<size_t>(n) * sizeof(float));
+    }
+  }
+}
+
+void Store(const float* y, int m, int n, float* out, size_t stride, const int32_t* rows) {
+  ForPanelRows(m, n, out, stride, rows,
+               [&](int i, float* to) { std::memcpy(to, y + i * kPanel, kPanel * sizeof(float)); });
+}
+
+void Add(const float* y, int m, int n, const float* weights, float* out, size_t stride, const int32_t* rows) {
+  const FloatTag d;
+  ForPanelRows(m, n, out, stride, rows, [&](int i, float* to) {
+    const auto weight = hn::Set(d, weights != nullptr ? weights[i] : 1.0f);
+    for (int j = 0; j < kPanel; j += static_cast<int>(hn::Lanes(d)))
+      hn::StoreU(hn::MulAdd(weight, hn::Load(d, y + i * kPanel + j), hn::LoadU(d, to + j)), d, to + j);
+  });
+}
+
+void SwiGlu(const float* gate, const float* up, int m, int n, float* out, size_t stride,
+            const int32_t* rows) {
+  const FloatTag d;
+  ForPanelRows(m, n, out, stride, rows, [&](int i, float* to) {
+    for (int j = 0; j < kPanel; j += static_cast<int>(hn::Lanes(d)))
+      hn::StoreU(hn::Mul(Silu(d, hn::Load(d, gate + i * kPanel + j)), hn::Load(d, up + i * kPanel + j)), d,
+                 to + j);
+  });
+}
+
+void SigmoidGate(const float* gate, int n, float* x) {
+  const FloatTag d;
+  for (int i = 0; i < n; i += static_cast<int>(hn::Lanes(d)))
+    hn::StoreU(hn::Mul(hn::LoadU(d, x + i), Sigmoid(d, hn::LoadU(d, gate + i))), d, x + i);
+}
+
+int64_t ArgMax(const float* x, int64_t n) {
+  constexpr int64_t kBlock = 4096;
+  const FloatTag d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  float best = -std::numeric_limits<float>::infinity();
+  int64_t best_block = -1;
+  bool bad = false;
+  for (int64_t from = 0; from < n; from += kBlock) {
+    const int64_t end = std::min(n, from + kBlock);
+    auto largest = hn::Set(d, -std::numeric_limits<float>::infinity());
+    auto nan = hn::Zero(d);  // stays zero without NaN
+    int64_t i = from;
+    for (; i + lanes <= end; i += lanes) {
+      const auto v = hn::LoadU(d, x + i);
+      largest = hn::Max(largest, v);
+      nan = hn::Add(nan, hn::IfThenElseZero(hn::Ne(v, v), v));
+    }
+    float top = hn::GetLane(hn::MaxOfLanes(d, largest));
+    bad |= std::isnan(hn::GetLane(hn::SumOfLanes(d, nan)));
+    for (; i < end; ++i) {
+      bad |= std::isnan(x[i]);
+      top = std::max(top, x[i]);
+    }
+    if (top > best) {
+      best = top;
+      best_block = from;
+    }
+  }
+  if (bad || best_block < 0) return -1;
+  return std::find(x + best_block, x + n, best) - x;
+}
+
+RowKernels GetRowKernels() { return {RmsNorm, Quantize, Store, Add, SwiGlu, SigmoidGate, ArgMax}; }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace calla::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace calla::cpu {
+HWY_EXPORT(GetRowKernels);
+RowKernels row_kernels() { return HWY_DYNAMIC_DISPATCH(GetRowKernels)(); }
+}  // namespace calla::cpu
+#endif
