@@ -1,0 +1,86 @@
+#pragma once
+// <metal_atomic>: relaxed atomics, the only order that MSL accepts.
+#include <atomic>
+
+#include "softmetal/simd.h"
+
+namespace metal {
+
+enum memory_order { memory_order_relaxed, memory_order_seq_cst };
+enum thread_scope {
+  thread_scope_thread,
+  thread_scope_simdgroup,
+  thread_scope_threadgroup,
+  thread_scope_device,
+};
+
+template <class T>
+struct atomic {
+  T value;
+  atomic() = default;
+  atomic(const atomic&) = delete;
+  atomic& operator=(const atomic&) = delete;
+};
+using atomic_int = atomic<int>;
+using atomic_uint = atomic<uint>;
+using atomic_bool = atomic<bool>;
+using atomic_float = atomic<float>;
+using atomic_ulong = atomic<ulong>;
+
+namespace detail {
+// The place of the access for the checker; atomics are never inlined into instrumented code as plain accesses.
+template <class T, class F>
+[[gnu::noinline]] T atomic_update(volatile const atomic<T>* object, F next) {
+  auto* address = const_cast<T*>(&object->value);
+  softmetal::atomic_access(address, sizeof(T), softmetal::AtomicKind::kReadWrite, __builtin_return_address(0));
+  std::atomic_ref<T> cell(*address);
+  T old = cell.load(std::memory_order_relaxed);
+  while (!cell.compare_exchange_weak(old, next(old), std::memory_order_relaxed)) {
+  }
+  return old;
+}
+}  // namespace detail
+
+template <class T>
+[[gnu::noinline]] T atomic_load_explicit(volatile const atomic<T>* object, memory_order) {
+  auto* address = const_cast<T*>(&object->value);
+  softmetal::atomic_access(address, sizeof(T), softmetal::AtomicKind::kLoad, __builtin_return_address(0));
+  return std::atomic_ref<T>(*address).load(std::memory_order_relaxed);
+}
+template <class T>
+[[gnu::noinline]] void atomic_store_explicit(volatile atomic<T>* object, std::type_identity_t<T> v, memory_order) {
+  auto* address = const_cast<T*>(&object->value);
+  softmetal::atomic_access(address, sizeof(T), softmetal::AtomicKind::kStore, __builtin_return_address(0));
+  std::atomic_ref<T>(*address).store(v, std::memory_order_relaxed);
+}
+template <class T>
+inline T atomic_exchange_explicit(volatile atomic<T>* object, std::type_identity_t<T> v, memory_order) {
+  return detail::atomic_update(object, [v](T) { return v; });
+}
+template <class T>
+inline bool atomic_compare_exchange_weak_explicit(volatile atomic<T>* object, T* expected,
+                                                  std::type_identity_t<T> desired, memory_order, memory_order) {
+  const T wanted = *expected;
+  const T old = detail::atomic_update(object, [=](T now) { return now == wanted ? desired : now; });
+  *expected = old;
+  return old == wanted;
+}
+#define SOFTMETAL_FETCH(name, expression)                                                                        \
+  template <class T>                                                                                             \
+  inline T atomic_fetch_##name##_explicit(volatile atomic<T>* object, std::type_identity_t<T> v, memory_order) { \
+    return detail::atomic_update(object, [v](T now) { return static_cast<T>(expression); });                     \
+  }
+SOFTMETAL_FETCH(add, now + v)
+SOFTMETAL_FETCH(sub, now - v)
+SOFTMETAL_FETCH(and, now& v)
+SOFTMETAL_FETCH(or, now | v)
+SOFTMETAL_FETCH(xor, now ^ v)
+SOFTMETAL_FETCH(min, now < v ? now : v)
+SOFTMETAL_FETCH(max, now > v ? now : v)
+#undef SOFTMETAL_FETCH
+
+inline void atomic_thread_fence(mem_flags flags, memory_order order, thread_scope scope = thread_scope_device) {
+  if (order == memory_order_seq_cst) softmetal::thread_fence(static_cast<uint>(flags), scope == thread_scope_device);
+}
+
+}  // namespace metal

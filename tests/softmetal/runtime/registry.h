@@ -1,0 +1,41 @@
+#pragma once
+// What softmetal_library compiled into the program: units (translated .metal files) by library name.
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "softmetal/abi.h"
+
+namespace softmetal {
+
+struct KernelRef {
+  const Unit* unit = nullptr;
+  const KernelInfo* kernel = nullptr;
+};
+
+struct ConstantValue {
+  ConstantType type = ConstantType::kInt;
+  uint64_t bits = 0;
+};
+// By index; by name where the host set it so.
+struct ConstantValues {
+  std::map<int, ConstantValue> by_index;
+  std::map<std::string, ConstantValue> by_name;
+};
+
+std::set<std::string> library_names();
+std::vector<std::string> kernel_names(const std::string& library);
+// The kernel in the plain or the instrumented build of its file.
+std::optional<KernelRef> find_kernel(const std::string& library, const std::string& name, bool instrumented);
+// Names of files of `library` whose text, include lines aside, is not part of `source`.
+std::vector<std::string> files_missing_in(const std::string& library, const std::string& source);
+uint32_t static_threadgroup_bytes(const KernelInfo& kernel);
+
+// Writes the values into the unit's variables. An error text if a value that the kernel needs is missing or has
+// another type.
+std::string check_constants(const KernelRef& ref, const ConstantValues& values);
+void apply_constants(const Unit& unit, const ConstantValues& values);
+
+}  // namespace softmetal
