@@ -21,7 +21,7 @@ constant bool kFixedBlocks [[function_constant(9)]];   // sdpa_decode: ranges of
 
 inline float4 load4(const device bfloat* p) { return float4(*(const device bfloat4*)p); }
 inline float4 load4(const device float* p) { return *(const device float4*)p; }
-inline float4 load4(const threadgroup float* p) { return float4(p[0], p[1], p[2], p[3]); }
+inline float4 load4_shared(const threadgroup float* p) { return float4(p[0], p[1], p[2], p[3]); }
 inline void store4(device bfloat* p, float4 v) { *(device bfloat4*)p = bfloat4(v); }
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + precise::exp(-x)); }

@@ -71,8 +71,8 @@ kernel void gdn_step(constant GdnParams& p [[buffer(0)]], const device bfloat* q
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
-  float4 q = load4(channels + lane * 4);
-  float4 k = load4(channels + kStateSize + lane * 4);
+  float4 q = load4_shared(channels + lane * 4);
+  float4 k = load4_shared(channels + kStateSize + lane * 4);
   q *= rsqrt(simd_sum(dot(q, q)) + 1e-6f) * rsqrt(float(kStateSize));
   k *= rsqrt(simd_sum(dot(k, k)) + 1e-6f);
   const uint gate_at = row * uint(p.value_heads) + uint(head);
@@ -91,7 +91,7 @@ kernel void gdn_step(constant GdnParams& p [[buffer(0)]], const device bfloat* q
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
   if (sg == 0) {
-    const float4 o = load4(outputs + lane * 4);
+    const float4 o = load4_shared(outputs + lane * 4);
     const float4 w = load4(norm + lane * 4);
     const uint at = uint(head * kStateSize) + uint(lane) * 4;
     const float4 gate = load4(z + row * uint(p.value_heads * kStateSize) + at);
