@@ -5,5 +5,7 @@
 #include "softmetal/half.h"
 #include "softmetal/index.h"
 #include "softmetal/math.h"
+#include "softmetal/matrix.h"
 #include "softmetal/simd.h"
+#include "softmetal/tensor.h"
 #include "softmetal/vec.h"

@@ -17,7 +17,6 @@
 namespace softmetal {
 
 struct PipelineInfo {
-  std::string library;
   std::string kernel;
   ConstantValues constants;
   std::optional<KernelRef> plain;

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -23,6 +24,7 @@ struct State {
   std::map<Failure, int> injections;
   bool lost = false;
   uint64_t seeds = 0;
+  std::atomic<uint64_t> version{0};
 };
 
 uint64_t mix(uint64_t x) {
@@ -109,7 +111,10 @@ void set_options(const Options& options) {
   choose_seed(state().options);
   state().lost = false;
   state().seeds = 0;
+  ++state().version;
 }
+
+uint64_t options_version() { return state().version.load(std::memory_order_relaxed); }
 
 uint64_t next_seed() {
   std::lock_guard lock(state().mutex);

@@ -23,6 +23,7 @@ bool injected(Failure failure);
 bool device_is_lost();
 void lose_device();
 
-uint64_t next_seed();  // a fresh seed derived from Options::seed
+uint64_t options_version();  // changes with every set_options
+uint64_t next_seed();        // a fresh seed derived from Options::seed
 
 }  // namespace softmetal

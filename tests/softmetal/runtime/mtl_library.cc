@@ -85,29 +85,22 @@ std::optional<ConstantValue> constant_value(const void* value, MTL::DataType typ
   return v;
 }
 
-MTL::Library* open_library(DeviceObject* device, const std::string& name, NS::Error** error) {
-  const auto names = library_names();
-  if (!names.contains(name)) {
-    std::string known;
-    for (const std::string& n : names) known += (known.empty() ? "" : ", ") + n;
-    set_error(error, "no library \"" + name + "\" in this program; there are: " + known);
-    return nullptr;
-  }
+MTL::Library* open_library(DeviceObject* device, Files files, const std::string& label) {
   auto* library = new LibraryObject;
   library->device = device;
-  library->name = library->label = name;
+  library->files = std::move(files);
+  library->label = label;
   return library;
 }
 
 MTL::Function* make_function(LibraryObject* library, const std::string& name, const ConstantValues* constants,
                              NS::Error** error) {
   PipelineInfo info;
-  info.library = library->name;
   info.kernel = name;
-  info.plain = find_kernel(library->name, name, false);
-  info.instrumented = find_kernel(library->name, name, true);
+  info.plain = find_kernel(library->files, name, false);
+  info.instrumented = find_kernel(library->files, name, true);
   if (!info.plain && !info.instrumented) {
-    set_error(error, "library " + library->name + " has no kernel \"" + name + "\"");
+    set_error(error, "library " + library->label + " has no kernel \"" + name + "\"");
     return nullptr;
   }
   const KernelRef& ref = info.plain ? *info.plain : *info.instrumented;
@@ -190,38 +183,34 @@ void FunctionDescriptor::setConstantValues(const FunctionConstantValues* values)
 }
 
 Library* Device::newLibrary(const NS::String* source, const CompileOptions*, NS::Error** error) {
-  // Of the libraries whose every file is in the source, the one with the most kernels.
-  std::string best, problems;
-  size_t most = 0;
-  for (const std::string& name : library_names()) {
-    const auto missing = files_missing_in(name, source->utf8String());
-    const size_t kernels = kernel_names(name).size();
-    if (missing.empty() && kernels > most) {
-      best = name;
-      most = kernels;
-    }
-    if (!missing.empty())
-      problems += "; library " + name + ": the text of " + missing.front() + " is not in the source";
-  }
-  if (best.empty()) {
-    set_error(error, "the source is none of those that were compiled into this program" + problems);
+  Files files = files_in(source->utf8String());
+  if (files.empty()) {
+    set_error(error, "the source is not the text of any file that softmetal_library compiled into this program");
     return nullptr;
   }
-  return open_library(as(this), best, error);
+  return open_library(as(this), std::move(files), "source");
 }
 Library* Device::newLibrary(const NS::String* filepath, NS::Error** error) {
   std::string name = filepath->utf8String();
   name = name.substr(name.rfind('/') + 1);
   if (const size_t dot = name.find(".metallib"); dot != std::string::npos) name.resize(dot);
-  return open_library(as(this), name, error);
+  Files files = files_of(name);
+  if (files.empty()) {
+    std::string known;
+    for (const std::string& n : library_names()) known += (known.empty() ? "" : ", ") + n;
+    set_error(error, "no library \"" + name + "\" in this program; there are: " + known);
+    return nullptr;
+  }
+  return open_library(as(this), std::move(files), name);
 }
 Library* Device::newLibrary(const NS::URL* url, NS::Error** error) {
   auto path = NS::TransferPtr(NS::String::alloc()->init(url->fileSystemRepresentation(), NS::UTF8StringEncoding));
   return newLibrary(path.get(), error);
 }
 Library* Device::newDefaultLibrary() {
-  const auto names = library_names();
-  return names.empty() ? nullptr : open_library(as(this), *names.begin(), nullptr);
+  Files files;
+  for (const std::string& name : library_names()) files.merge(files_of(name));
+  return files.empty() ? nullptr : open_library(as(this), std::move(files), "default");
 }
 
 Function* Library::newFunction(const NS::String* functionName) {
@@ -239,7 +228,7 @@ Function* Library::newFunction(const FunctionDescriptor* descriptor, NS::Error**
 }
 NS::Array* Library::functionNames() const {
   NS::Array* names = NS::Array::array();
-  for (const std::string& name : kernel_names(as(this)->name)) names->add(string_of(name));
+  for (const std::string& name : kernel_names(as(this)->files)) names->add(string_of(name));
   return names;
 }
 NS::String* Library::label() const { return string_of(as(this)->label); }

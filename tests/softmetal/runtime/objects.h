@@ -56,7 +56,7 @@ struct FunctionDescriptorObject final : MTL::FunctionDescriptor {
 
 struct LibraryObject final : MTL::Library {
   DeviceObject* device = nullptr;
-  std::string name;
+  Files files;
   std::string label;
 };
 

@@ -75,59 +75,67 @@ std::set<std::string> library_names() {
   return names;
 }
 
-std::vector<std::string> kernel_names(const std::string& library) {
+Files files_of(const std::string& library) {
+  std::lock_guard lock(registry().mutex);
+  Files files;
+  for (const Unit& unit : registry().units)
+    if (unit.library == library) files.insert(unit.file);
+  return files;
+}
+
+std::vector<std::string> kernel_names(const Files& files) {
   std::lock_guard lock(registry().mutex);
   std::set<std::string> names;
   for (const Unit& unit : registry().units)
-    if (unit.library == library)
+    if (files.contains(unit.file))
       for (int i = 0; i < unit.kernel_count; ++i) names.insert(unit.kernels[i].name);
   return {names.begin(), names.end()};
 }
 
-std::optional<KernelRef> find_kernel(const std::string& library, const std::string& name, bool instrumented) {
+std::optional<KernelRef> find_kernel(const Files& files, const std::string& name, bool instrumented) {
   Registry& r = registry();
   std::lock_guard lock(r.mutex);
   for (const Unit& unit : r.units) {
-    if (unit.library != library || unit.instrumented != instrumented) continue;
+    if (unit.instrumented != instrumented || !files.contains(unit.file)) continue;
     for (int i = 0; i < unit.kernel_count; ++i)
       if (unit.kernels[i].name == name) return KernelRef{&unit, &unit.kernels[i]};
   }
   return std::nullopt;
 }
 
-std::vector<std::string> files_missing_in(const std::string& library, const std::string& source) {
-  std::lock_guard lock(registry().mutex);
-  std::set<std::string> missing;
-  for (const Unit& unit : registry().units) {
-    if (unit.library != library) continue;
-    // Pieces between include lines, in order: a host that inlines headers keeps the rest as it is.
-    const std::string_view text = unit.source;
-    size_t at = 0, line = 0, piece = 0;
-    bool found = true;
-    const auto look_for = [&](std::string_view part) {
-      while (!part.empty() && part.back() == '\n') part.remove_suffix(1);
-      if (part.empty()) return;
-      const size_t where = source.find(part, at);
-      if (where == std::string::npos) {
-        found = false;
-      } else {
-        at = where + part.size();
-      }
-    };
-    while (found && line < text.size()) {
-      const size_t end = std::min(text.find('\n', line), text.size());
-      const std::string_view content = text.substr(line, end - line);
-      if (content.find("#include") != std::string_view::npos ||
-          content.find("#pragma once") != std::string_view::npos) {
-        look_for(text.substr(piece, line - piece));
-        piece = std::min(end + 1, text.size());
-      }
-      line = end + 1;
+namespace {
+
+// Are the pieces of `text` between its include lines in `source`, in order? Hosts put their headers in those places.
+bool contains_pieces(std::string_view source, std::string_view text) {
+  size_t at = 0, line = 0, piece = 0;
+  const auto found = [&](std::string_view part) {
+    while (!part.empty() && part.back() == '\n') part.remove_suffix(1);
+    if (part.empty()) return true;
+    const size_t where = source.find(part, at);
+    if (where == std::string_view::npos) return false;
+    at = where + part.size();
+    return true;
+  };
+  while (line < text.size()) {
+    const size_t end = std::min(text.find('\n', line), text.size());
+    const std::string_view content = text.substr(line, end - line);
+    if (content.starts_with("#include") || content.starts_with("#pragma once")) {
+      if (!found(text.substr(piece, line - piece))) return false;
+      piece = std::min(end + 1, text.size());
     }
-    if (found) look_for(text.substr(piece));
-    if (!found) missing.insert(unit.file);
+    line = end + 1;
   }
-  return {missing.begin(), missing.end()};
+  return found(text.substr(piece));
+}
+
+}  // namespace
+
+Files files_in(const std::string& source) {
+  std::lock_guard lock(registry().mutex);
+  Files files;
+  for (const Unit& unit : registry().units)
+    if (!files.contains(unit.file) && contains_pieces(source, unit.source)) files.insert(unit.file);
+  return files;
 }
 
 std::string check_constants(const KernelRef& ref, const ConstantValues& values) {

@@ -25,12 +25,15 @@ struct ConstantValues {
   std::map<std::string, ConstantValue> by_name;
 };
 
+// Libraries are sets of files: all of a softmetal_library target, or those whose text a host passed as source.
+using Files = std::set<std::string>;
 std::set<std::string> library_names();
-std::vector<std::string> kernel_names(const std::string& library);
+Files files_of(const std::string& library);
+// Files whose text, include lines aside, is part of `source`.
+Files files_in(const std::string& source);
+std::vector<std::string> kernel_names(const Files& files);
 // The kernel in the plain or the instrumented build of its file.
-std::optional<KernelRef> find_kernel(const std::string& library, const std::string& name, bool instrumented);
-// Names of files of `library` whose text, include lines aside, is not part of `source`.
-std::vector<std::string> files_missing_in(const std::string& library, const std::string& source);
+std::optional<KernelRef> find_kernel(const Files& files, const std::string& name, bool instrumented);
 uint32_t static_threadgroup_bytes(const KernelInfo& kernel);
 
 // Writes the values into the unit's variables. An error text if a value that the kernel needs is missing or has

@@ -419,6 +419,11 @@ void threadgroup_barrier(uint32_t fences, const std::source_location& at) { tls_
 void simdgroup_barrier(uint32_t fences, const std::source_location& at) { tls_worker->simd_barrier(fences, at); }
 void thread_fence(uint32_t, bool) {}
 uint32_t lane_index() { return tls_worker->lane() % kSimdWidth; }
+bool points_to_thread(const volatile void* p) { return tls_worker->on_stack(const_cast<const void*>(p)); }
+bool points_to_threadgroup(const volatile void* p) {
+  const auto* at = static_cast<const char*>(const_cast<const void*>(p));
+  return static_cast<size_t>(at - tls_worker->threadgroup_memory()) < tls_worker->threadgroup_bytes();
+}
 uint32_t active_lanes() { return tls_worker->simdgroup().all & ~tls_worker->simdgroup().done; }
 
 void missing_lane(uint32_t lane, uint64_t source) { tls_worker->missing(lane, source); }
@@ -436,9 +441,6 @@ void require_bound_bytes(const Invocation& in, int index, size_t bytes) {
 }
 
 void* threadgroup_address(const ThreadgroupSite& site) { return tls_worker->threadgroup_memory() + site.offset; }
-
-TensorLayout tensor_layout() { return options().tensor_layout; }
-uint64_t tensor_layout_seed() { return options().seed; }
 
 }  // namespace softmetal
 namespace softmetal {

@@ -69,6 +69,7 @@ class Translation:
         self.constants = []          # (name, index, type, token)
         self.derived = []            # (name, initialiser text)
         self.replaced = {}           # token index -> text (others keep theirs)
+        self.functions = []          # definitions that are no kernels, for overloads on address spaces
 
     # --- helpers ------------------------------------------------------------------------------------------------
     def text(self, i):
@@ -88,6 +89,7 @@ class Translation:
         self.program_scope(0, len(self.tokens))
         self.attributes()
         self.address_spaces()
+        self.overloads()
 
     def numbers_and_swizzles(self):
         for i, t in enumerate(self.tokens):
@@ -159,6 +161,7 @@ class Translation:
                 if words and words[0] not in ("struct", "class", "union", "enum", "using", "typedef", "constant",
                                               "constexpr", "const", "static", "template") or ")" in words:
                     self.note_helper(close, start)
+                    self.functions.append((start, i, close, begin))
                     start, template_names = i, None
                 elif "=" in words or words and words[0] in ("struct", "class", "union", "enum", "typedef"):
                     pass  # runs on to ';'
@@ -419,6 +422,33 @@ class Translation:
                 self.replaced[i] = ""
                 self.replaced[name] = self.tokens[name].text + "_is_defined"
 
+    def overloads(self):
+        """Functions that differ in address spaces only would be one in C++. Each gets a name of its own, and one under
+        the old name picks by where the pointers point."""
+        groups = {}
+        for start, body, close, scope in self.functions:
+            function = Function(self, start, body, close)
+            if function.spaces:
+                groups.setdefault((scope, function.name, function.signature), []).append(function)
+        for same in groups.values():
+            if len(same) < 2:
+                continue
+            for f in same:
+                self.replaced[f.name_at] = f.name + "_in_" + "_".join(s or "value" for s in f.spaces)
+            first, last = same[0], same[-1]
+            names = [f"p{k}" for k in range(len(first.spaces))]
+            parameters = ", ".join(f"{t} {n}" for t, n in zip(first.types, names))
+            head = f"{first.head} {first.name}({parameters})"
+            calls = []
+            for f in same:
+                tests = " && ".join(f"::softmetal::points_to_{s}({'&' if '&' in t else ''}{n})"
+                                    for s, t, n in zip(f.spaces, f.types, names) if s)
+                calls.append(f"if ({tests}) return {self.replaced[f.name_at]}({', '.join(names)});")
+            calls.append(f"return {self.replaced[first.name_at]}({', '.join(names)});")
+            begin = first.start
+            self.replaced[begin] = f"{head}; " + self.text(begin)
+            self.replaced[last.close] = self.text(last.close) + f" {head} {{ {' '.join(calls)} }}"
+
     def required_constants(self, kernel):
         """Those that the kernel's own text names; one that is_function_constant_defined asks about may be missing."""
         asked = set()
@@ -426,6 +456,48 @@ class Translation:
             if t.text == "is_function_constant_defined":
                 asked.add(self.tokens[significant(self.tokens, significant(self.tokens, i + 1) + 1)].text)
         return [c[0] for c in self.constants if c[0] in kernel.words and c[0] not in asked]
+
+
+class Function:
+    """A function definition, as far as overloading on address spaces needs it."""
+
+    def __init__(self, translation, start, body, close):
+        tokens = translation.tokens
+        self.close, self.spaces, self.types, self.name = close, [], [], ""
+        self.start = significant(tokens, start)
+        k = self.start
+        while k < body and tokens[k].text != "(":
+            if tokens[k].text == "[[":
+                k = matching(tokens, k)
+            elif tokens[k].text == "template":
+                k = matching_angle(tokens, significant(tokens, k + 1))
+            elif tokens[k].text == "__attribute__":
+                k = matching(tokens, significant(tokens, k + 1))
+            k += 1
+        self.name_at = previous(tokens, k)
+        if k >= body or tokens[self.name_at].kind != "word":
+            self.spaces = []
+            return
+        self.name = tokens[self.name_at].text
+        self.head = translation.render(self.start, self.name_at)
+        signature = []
+        for piece in split_commas(tokens[k + 1:matching(tokens, k)]):
+            words = [t for t in piece if t.kind not in SKIP]
+            for n, t in enumerate(words):
+                if t.text == "=":
+                    words = words[:n]
+                    break
+            if len(words) > 1 and words[-1].kind == "word" and words[-2].text not in ("::", "device", "constant"):
+                words = words[:-1]  # the parameter's name
+            texts = [t.text for t in words]
+            pointer = "*" in texts or "&" in texts
+            self.spaces.append(next((w for w in texts if w in ("device", "constant", "threadgroup", "thread")), "")
+                               if pointer else "")
+            self.types.append(rewritten(words))
+            signature.append(" ".join(sorted(rewritten(words).replace("*", " * ").replace("&", " & ").split())))
+        self.signature = ", ".join(signature)
+        if not any(self.spaces):
+            self.spaces = []
 
 
 def const_follows(tokens, i):

@@ -5,6 +5,9 @@
 #include <cstdint>
 #include <source_location>
 
+// The shim's own work on gathered operands is no memory access of the kernel.
+#define SOFTMETAL_UNCHECKED __attribute__((no_sanitize("thread")))
+
 namespace softmetal {
 
 inline constexpr uint32_t kSimdWidth = 32;
@@ -58,6 +61,12 @@ void threadgroup_barrier(uint32_t fences, const std::source_location& at);
 void simdgroup_barrier(uint32_t fences, const std::source_location& at);
 void thread_fence(uint32_t fences, bool device_scope);
 
+// Where a pointer points, for functions overloaded on address spaces.
+bool points_to_threadgroup(const volatile void* p);
+bool points_to_thread(const volatile void* p);
+inline bool points_to_device(const volatile void* p) { return !points_to_threadgroup(p) && !points_to_thread(p); }
+inline bool points_to_constant(const volatile void* p) { return points_to_device(p); }
+
 uint32_t lane_index();
 uint32_t active_lanes();  // of this simdgroup: those that have not returned
 
@@ -65,10 +74,22 @@ uint32_t active_lanes();  // of this simdgroup: those that have not returned
 enum class AtomicKind : uint8_t { kLoad, kStore, kReadWrite };
 void atomic_access(const void* address, uint32_t bytes, AtomicKind kind, const void* pc);
 
-// The tensor shim asks which lane layout to use (see softmetal::Options::tensor_layout).
+// --- cooperative tensors -----------------------------------------------------------------------------------------
 enum class TensorLayout : uint8_t { kM5, kShuffled };
-TensorLayout tensor_layout();
-uint64_t tensor_layout_seed();
+enum class TensorRole : uint8_t { kLeft, kRight, kDestination };
+
+// Which element of a tensor (dimension 0 contiguous) each slot of each lane holds.
+inline constexpr uint32_t kSpareTensorSlots = 2;  // of the shuffled layout; they hold nothing
+struct TensorMap {
+  struct Place {
+    int16_t i0, i1;
+    bool valid;
+  };
+  uint32_t capacity = 0;  // slots a lane
+  Place place[kSimdWidth][64 + kSpareTensorSlots];
+};
+// In the layout that Options::tensor_layout asks for. Lives as long as the process.
+const TensorMap* tensor_map(int d0, int d1, bool relaxed, TensorRole role);
 
 // --- threadgroup memory ----------------------------------------------------------------------------------------
 // One per threadgroup declaration and kernel instance; registers itself when its library is loaded.
