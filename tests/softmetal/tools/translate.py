@@ -607,7 +607,7 @@ def table(translation, library, source, source_text):
             guard = f"&{p.guard}" if p.guard else "nullptr"
             infos.append(f"{{::softmetal::ArgumentKind::{kind}, {p.index}, {quoted(p.name)}, {quoted(p.type)}, "
                          f"{str(p.writable).lower()}, {str(p.constant).lower()}, {guard}}},")
-        out.append(f"void run_{number_}([[maybe_unused]] const ::softmetal::Invocation& in) {{\n"
+        out.append(f"static void run_{number_}([[maybe_unused]] const ::softmetal::Invocation& in) {{\n"
                    f"  {instance.expression}({', '.join(arguments)});\n}}\n")
         out.append(f"const ::softmetal::ArgumentInfo arguments_{number_}[] = {{{' '.join(infos)} {{}}}};\n")
         constants = translation.required_constants(kernel)
