@@ -624,7 +624,7 @@ def table(translation, library, source, source_text):
         constants.append(f"  {{{quoted(name)}, {index}, ::softmetal::ConstantType::{CONSTANT_TYPES[kind]}, &{name}, "
                          f"&{name}_is_defined}},")
     out.append("const ::softmetal::FunctionConstant constants[] = {\n" + "\n".join(constants) + "\n  {}};\n")
-    out.append("void derive() {\n" + "".join(f"  {n} = {v};\n" for n, v in translation.derived) + "}\n")
+    out.append("static void derive() {\n" + "".join(f"  {n} = {v};\n" for n, v in translation.derived) + "}\n")
     out.append(f"const char source[] = {source_literal(source_text)};\n")
     out.append("const ::softmetal::RegisterUnit unit({" +
                f"{quoted(library)}, SOFTMETAL_INSTRUMENTED, {quoted(source)}, source, kernels, "
