@@ -1,7 +1,5 @@
 #pragma once
 // <metal_atomic>: relaxed atomics, the only order that MSL accepts.
-#include <atomic>
-
 #include "softmetal/simd.h"
 
 namespace metal {
@@ -28,30 +26,35 @@ using atomic_float = atomic<float>;
 using atomic_ulong = atomic<ulong>;
 
 namespace detail {
-// The place of the access for the checker; atomics are never inlined into instrumented code as plain accesses.
+// The place of the access for the checker; atomics are never inlined into instrumented code as plain accesses,
+// and are not instrumented themselves.
 template <class T, class F>
-[[gnu::noinline]] T atomic_update(volatile const atomic<T>* object, F next) {
+[[gnu::noinline, gnu::no_sanitize("thread")]] T atomic_update(volatile const atomic<T>* object, F next) {
   auto* address = const_cast<T*>(&object->value);
   softmetal::atomic_access(address, sizeof(T), softmetal::AtomicKind::kReadWrite, __builtin_return_address(0));
-  std::atomic_ref<T> cell(*address);
-  T old = cell.load(std::memory_order_relaxed);
-  while (!cell.compare_exchange_weak(old, next(old), std::memory_order_relaxed)) {
+  T old;
+  __atomic_load(address, &old, __ATOMIC_RELAXED);
+  for (T wanted = next(old);
+       !__atomic_compare_exchange(address, &old, &wanted, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED);) {
+    wanted = next(old);
   }
   return old;
 }
 }  // namespace detail
 
 template <class T>
-[[gnu::noinline]] T atomic_load_explicit(volatile const atomic<T>* object, memory_order) {
+[[gnu::noinline, gnu::no_sanitize("thread")]] T atomic_load_explicit(volatile const atomic<T>* object, memory_order) {
   auto* address = const_cast<T*>(&object->value);
   softmetal::atomic_access(address, sizeof(T), softmetal::AtomicKind::kLoad, __builtin_return_address(0));
-  return std::atomic_ref<T>(*address).load(std::memory_order_relaxed);
+  T value;
+  __atomic_load(address, &value, __ATOMIC_RELAXED);
+  return value;
 }
 template <class T>
-[[gnu::noinline]] void atomic_store_explicit(volatile atomic<T>* object, std::type_identity_t<T> v, memory_order) {
+[[gnu::noinline, gnu::no_sanitize("thread")]] void atomic_store_explicit(volatile atomic<T>* object, std::type_identity_t<T> v, memory_order) {
   auto* address = const_cast<T*>(&object->value);
   softmetal::atomic_access(address, sizeof(T), softmetal::AtomicKind::kStore, __builtin_return_address(0));
-  std::atomic_ref<T>(*address).store(v, std::memory_order_relaxed);
+  __atomic_store(address, &v, __ATOMIC_RELAXED);
 }
 template <class T>
 inline T atomic_exchange_explicit(volatile atomic<T>* object, std::type_identity_t<T> v, memory_order) {
