@@ -62,11 +62,7 @@ void ThreadPool::run(FunctionRef<void(int)> body) {
   }
 }
 
-<<<<<<< HEAD
-void ThreadPool::parallel_for(size_t count, size_t grain, const std::function<void(size_t, size_t, int)>& body) {
-=======
 void ThreadPool::parallel_for(size_t count, size_t grain, FunctionRef<void(size_t, size_t, int)> body) {
->>>>>>> cpu
   if (count == 0) return;
   grain = std::max<size_t>(grain, 1);
   if (workers_.empty() || count <= grain) {

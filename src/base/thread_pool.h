@@ -1,6 +1,6 @@
 #pragma once
-// ThreadPool: a fixed set of threads that run one parallel loop at a time, made for thousands of short loops a second
-// (a decode step has several per layer): workers spin for a moment before they sleep.
+// ThreadPool: a fixed set of threads that run one parallel loop at a time, made for thousands of short loops
+// a second (a decode step has several per layer): workers spin for a moment before they sleep.
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
@@ -42,15 +42,6 @@ class ThreadPool {
 
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-<<<<<<< HEAD
-  // Calls body(thread) once on each thread, thread in [0, threads()), and returns when all have finished. One caller at
-  // a time. The body must not throw.
-  void run(const std::function<void(int thread)>& body);
-
-  // Calls body(begin, end, thread) over disjoint ranges that cover [0, count), handed out in pieces of `grain`, so that
-  // a slow thread takes fewer. The pieces do not depend on the number of threads.
-  void parallel_for(size_t count, size_t grain, const std::function<void(size_t begin, size_t end, int thread)>& body);
-=======
   // Calls body(thread) once on each thread, thread in [0, threads()), and returns when all have finished. One
   // caller at a time. The body must not throw.
   void run(FunctionRef<void(int thread)> body);
@@ -62,7 +53,6 @@ class ThreadPool {
   // Calls body(index, next, thread) for each index in [0, count). A thread claims its next index before it
   // does this one, so that the body can fetch ahead what that one will read; next == count: none.
   void for_each(size_t count, FunctionRef<void(size_t index, size_t next, int thread)> body);
->>>>>>> cpu
 
  private:
   void work(int thread);

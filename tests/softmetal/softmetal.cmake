@@ -67,6 +67,8 @@ function(softmetal_library name)
 
   add_library(${name} INTERFACE)
   # Nothing in the program refers to the kernels by symbol; the linker must keep the libraries all the same.
-  target_link_libraries(${name} INTERFACE -Wl,--push-state,--no-as-needed ${name}_plain ${name}_checked
-    -Wl,--pop-state)
+  # One word, so that CMake keeps it together; the targets behind it bring the order of building and the rpath.
+  target_link_libraries(${name} INTERFACE
+    "-Wl,--push-state,--no-as-needed,$<TARGET_FILE:${name}_plain>,$<TARGET_FILE:${name}_checked>,--pop-state"
+    ${name}_plain ${name}_checked)
 endfunction()

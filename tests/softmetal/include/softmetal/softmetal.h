@@ -1,6 +1,8 @@
 #pragma once
 // softmetal: a Metal device in software. Host code uses it through <Metal/Metal.hpp>; tests also use this header to
 // choose the device, switch checks on, read findings and counters, and inject errors. See docs/softmetal.md.
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -21,7 +23,7 @@ struct Options {
   uint64_t recommended_working_set = uint64_t{96} << 30;
   uint32_t max_threadgroup_memory = 32768;
   uint32_t max_threads_per_threadgroup = 1024;
-  size_t page_bytes = 16384;  // of no-copy buffers
+  size_t page_bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));  // of no-copy buffers: what mmap gives here
 
   bool check = false;          // run the instrumented kernels, with all memory checks; one OS thread
   bool count = false;          // count bytes and lines per dispatch (needs check)
