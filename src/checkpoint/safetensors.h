@@ -1,8 +1,7 @@
 #pragma once
-// The safetensors format: 8 bytes of header length (little-endian), a JSON header, then the tensors' bytes.
-// The header maps each tensor name to {"dtype", "shape", "data_offsets": [begin, end]}, offsets counted from
-// the end of the header; "__metadata__" maps strings to strings. The tensors cover the data without holes or
-// overlaps.
+// The safetensors format: 8 bytes of header length (little-endian), a JSON header, then the tensors' bytes. The header
+// maps each tensor name to {"dtype", "shape", "data_offsets": [begin, end]}, offsets counted from the end of the
+// header; "__metadata__" maps strings to strings. The tensors cover the data without holes or overlaps.
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -52,10 +51,9 @@ struct SafetensorsHeader {
   std::vector<std::pair<std::string, std::string>> metadata;
 };
 
-// Parses and checks the header against the whole file. Throws CheckpointError, naming `file_name`, on
-// anything that breaks the format: afterwards every tensor's range lies inside the file, has the size that
-// its dtype and shape ask for, and overlaps no other. Alignment is not part of the format: writers exist that
-// do not pad the header.
+// Parses and checks the header against the whole file. Throws CheckpointError, naming `file_name`, on anything that
+// breaks the format: afterwards every tensor's range lies inside the file, has the size that its dtype and shape ask
+// for, and overlaps no other. Alignment is not part of the format: writers exist that do not pad the header.
 SafetensorsHeader parse_safetensors(std::span<const std::byte> file, const std::string& file_name);
 
 }  // namespace calla

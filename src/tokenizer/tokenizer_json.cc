@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
-#include <unordered_set>
 #include <utility>
 
 #include "base/error.h"
@@ -324,19 +323,29 @@ class SpecBuilder {
   }
 
   void read_merges() {
+    constexpr uint32_t kNone = ~uint32_t{0};
+    // For each token its last merge, for each merge the one before with the same result: two merges are the same pair
+    // if they have the same result and the same left part.
+    std::vector<uint32_t> last(static_cast<size_t>(spec_.model_tokens.size()), kNone), before;
     spec_.merges.reserve(file_.merges.size());
-    std::unordered_set<uint64_t> seen;
-    seen.reserve(file_.merges.size());
+    before.reserve(file_.merges.size());
     for (const auto& [left, right] : file_.merges) {
-      const auto find = [&](const std::string& text) {
-        const auto bytes = alphabet_.to_bytes(text);
-        const auto id = bytes ? spec_.model_tokens.find(*bytes) : std::nullopt;
+      const auto bytes_of = [&](const std::string& text) { return alphabet_.to_bytes(text).value_or(""); };
+      const auto find = [&](const std::string& bytes, const std::string& text) {
+        const auto id = spec_.model_tokens.find(bytes);
         if (!id) fail(merge_place(), shown(text) + " is not a token of model.vocab");
         return *id;
       };
-      const TokenId l = find(left), r = find(right), result = find(left + right);
-      if (!seen.insert((static_cast<uint64_t>(l) << 32) | static_cast<uint64_t>(r)).second)
-        fail(merge_place(), shown(left) + " and " + shown(right) + " are merged twice");
+      std::string bytes = bytes_of(left);
+      const TokenId l = find(bytes, left);
+      const std::string right_bytes = bytes_of(right);
+      const TokenId r = find(right_bytes, right);
+      const TokenId result = find(bytes.append(right_bytes), left + right);
+      for (uint32_t i = last[result]; i != kNone; i = before[i]) {
+        if (spec_.merges[i].left == l) fail(merge_place(), shown(left) + " and " + shown(right) + " are merged twice");
+      }
+      before.push_back(last[result]);
+      last[result] = static_cast<uint32_t>(spec_.merges.size());
       spec_.merges.push_back({l, r, result});
     }
   }

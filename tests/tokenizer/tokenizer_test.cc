@@ -134,7 +134,7 @@ TEST(Tokenizer, RefusesOrRepairsInvalidUtf8) {
     calla_tiny().encode("ab\xff", AddedTokens::kPlainText);
     FAIL() << "accepted";
   } catch (const RequestError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("offset 2"));
+    EXPECT_THAT(error.what(), HasSubstr("byte 0xff at offset 2"));
   }
   EXPECT_THROW(calla_tiny().encode("\xe5\xa4", AddedTokens::kPlainText), RequestError);
   const auto lossy = [](std::string_view bytes) { return calla_tiny().encode_lossy(bytes, AddedTokens::kPlainText); };
