@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "base/error.h"
 
-namespace calla {
+namespace calla::metal {
 namespace {
 
 std::string text_of(const NS::String* string) { return string ? string->utf8String() : ""; }
@@ -149,4 +149,4 @@ const Kernel& Device::kernel(const std::string& name, std::initializer_list<Func
   throw DeviceError("Metal: kernel " + key + " is missing from the library: " + text_of(error));
 }
 
-}  // namespace calla
+}  // namespace calla::metal

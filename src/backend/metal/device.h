@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace calla {
+namespace calla::metal {
 
 // Part of a buffer.
 struct BufferSpan {
@@ -99,4 +99,4 @@ class AutoreleaseScope {
 
 inline NS::String* ns_string(const char* text) { return NS::String::string(text, NS::UTF8StringEncoding); }
 
-}  // namespace calla
+}  // namespace calla::metal

@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "base/error.h"
 
-namespace calla {
+namespace calla::metal {
 
 StepEncoder::StepEncoder(Device& device, EncoderOptions options)
     : device_(device), options_(options), fence_(NS::TransferPtr(device.metal()->newFence())) {
@@ -100,4 +100,4 @@ void wait_for(std::span<const NS::SharedPtr<MTL::CommandBuffer>> command_buffers
   if (!failure.empty()) throw DeviceError(failure);
 }
 
-}  // namespace calla
+}  // namespace calla::metal

@@ -11,7 +11,7 @@
 #include "backend/metal/device.h"
 #include "backend/metal/hazards.h"
 
-namespace calla {
+namespace calla::metal {
 
 // One buffer argument of a dispatch and what the kernel does to it.
 struct Argument {
@@ -101,4 +101,4 @@ class StepEncoder {
 // Waits for the command buffers; throws DeviceError with the reason if one failed.
 void wait_for(std::span<const NS::SharedPtr<MTL::CommandBuffer>> command_buffers);
 
-}  // namespace calla
+}  // namespace calla::metal

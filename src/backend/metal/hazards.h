@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-namespace calla {
+namespace calla::metal {
 
 struct ByteRange {
   const void* resource = nullptr;
@@ -32,4 +32,4 @@ class HazardTracker {
   std::vector<ByteRange> written_;
 };
 
-}  // namespace calla
+}  // namespace calla::metal

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace calla {
+namespace calla::metal {
 namespace {
 
 constexpr std::array<std::pair<const char*, bool Ablations::*>, 12> kNames = {{
@@ -46,4 +46,4 @@ std::vector<std::string> ablation_names() {
   return names;
 }
 
-}  // namespace calla
+}  // namespace calla::metal

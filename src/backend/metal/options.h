@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-namespace calla {
+namespace calla::metal {
 
 // One flag for each mechanism of docs/metal.md; true: its control runs instead.
 struct Ablations {
@@ -28,7 +28,7 @@ std::vector<std::string> ablation_names();
 struct MetalTestOptions {
   int drop_barrier = -1;           // leave out this barrier of every step
   int fixed_block_from = 0;        // keys from which fixed blocks are used; 0: kFixedBlockFrom
-  bool trust_tensor_ops = false;   // use tensor operations whatever the device says (still self-checked)
+  int tensor_check_rows = 0;       // rows of the start-up check of tensor operations; 0: max_rows
 };
 
-}  // namespace calla
+}  // namespace calla::metal

@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-namespace calla {
+namespace calla::metal {
 namespace {
 
 constexpr std::chrono::milliseconds kBeat{500};        // macOS unwires after about a second
@@ -72,4 +72,4 @@ std::string working_set_refusal(const DeviceTraits& traits, size_t needed_bytes,
          std::to_string(megabytes);
 }
 
-}  // namespace calla
+}  // namespace calla::metal

@@ -2,7 +2,7 @@
 #include "backend/metal/metal_backend.h"
 #include "base/check.h"
 
-namespace calla {
+namespace calla::metal {
 
 void MetalBackend::project_attention(int layer) {
   const LayerPlan& plan = plan_.layers[layer];
@@ -114,4 +114,4 @@ void MetalBackend::attend_tiles(const LayerPlan& plan) {
   }
 }
 
-}  // namespace calla
+}  // namespace calla::metal

@@ -2,7 +2,7 @@
 #include "backend/metal/metal_backend.h"
 #include "base/check.h"
 
-namespace calla {
+namespace calla::metal {
 
 void MetalBackend::embed() {
   const BoundMatrix& m = plan_.embedding;
@@ -53,4 +53,4 @@ void MetalBackend::pick() {
                     {heads}, mtl::kPickThreads);
 }
 
-}  // namespace calla
+}  // namespace calla::metal

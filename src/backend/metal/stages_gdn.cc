@@ -2,7 +2,7 @@
 #include "backend/metal/metal_backend.h"
 #include "base/check.h"
 
-namespace calla {
+namespace calla::metal {
 
 void MetalBackend::project(const Kernel& qmv, const BufferSpan& norm, std::span<const Output> outputs,
                            const BufferSpan& normed, bool keep_normed) {
@@ -145,4 +145,4 @@ void MetalBackend::project_residual(int layer) {
                     64, m.weights() * rows_);
 }
 
-}  // namespace calla
+}  // namespace calla::metal

@@ -4,7 +4,7 @@
 #include "backend/metal/metal_backend.h"
 #include "base/check.h"
 
-namespace calla {
+namespace calla::metal {
 namespace {
 
 size_t ceil_div(int a, int b) { return static_cast<size_t>((a + b - 1) / b); }
@@ -213,4 +213,4 @@ void MetalBackend::experts_down_apart(const MoePlan& moe) {
   combine();
 }
 
-}  // namespace calla
+}  // namespace calla::metal

@@ -8,7 +8,7 @@
 #include "base/check.h"
 #include "base/error.h"
 
-namespace calla {
+namespace calla::metal {
 namespace {
 
 constexpr size_t kCodeAlignment = 8;  // a lane loads 64 bits of codes at once
@@ -128,4 +128,4 @@ BufferSpan WeightBuffers::at(const void* tensor, size_t bytes) const {
   return {};
 }
 
-}  // namespace calla
+}  // namespace calla::metal
