@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "checkpoint/describe.h"
-#include "checkpoint/inspect.h"
+#include "checkpoint/machine_memory.h"
 #include "checkpoint/tensor_names.h"
 
 namespace calla {
@@ -369,12 +369,9 @@ uint64_t unstack_experts(Checkpoint& checkpoint, const ModelShape& shape) {
     bytes += tensor.data.size();
   }
   if (const uint64_t memory = machine_memory().total; memory > 0 && bytes > memory / 4)
-    throw CheckpointError(checkpoint.directory().string() +
-                          ": this is an original checkpoint, whose stacked experts would "
-                          "have to be copied (" +
+    throw CheckpointError(checkpoint.directory().string() + ": this is an original checkpoint; its stacked experts, " +
                           describe_bytes(bytes) +
-                          "); convert it first, for instance with "
-                          "mlx_lm.convert --quantize");
+                          ", would have to be copied into memory. Convert it first, for instance with mlx_lm.convert");
   bytes = 0;
   for (const std::string& name : stacked) {
     const std::string mlp = name.substr(0, name.size() - kStacked.size()) + ".mlp.";
