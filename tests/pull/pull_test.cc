@@ -220,17 +220,18 @@ TEST_F(PullTest, AStalledConnectionIsGivenUpAndResumed) {
   hub_.stall_ms = 6000;
   hub_.files = {
       {"config.json", {"{}"}}, {"tokenizer.json", {"{}"}}, {"model.safetensors", {std::string(50'000, 'w'), true}}};
+  hub_.stalls = 1;
   PullOptions quick = options();
-  quick.progress = [this](const PullProgress& progress) {
-    if (progress.retries > 0) {
-      const std::lock_guard lock(hub_.mutex);
-      hub_.stall_ms = 0;
-    }
+  int retries = 0;
+  quick.progress = [&](const PullProgress& progress) {
+    retries = progress.retries;
     return true;
   };
   quick.stall_timeout_s = 1;
   pull_model("org/model", store_, quick);
   expect_model_is_right();
+  EXPECT_EQ(retries, 1);
+  EXPECT_EQ(hub_.count("network GET /blobs/model.safetensors?Signature=secret bytes=25000-"), 1u);
 }
 
 TEST_F(PullTest, MissingThingsAreNamed) {
