@@ -21,8 +21,7 @@ class RangeWriter {
     const size_t left = low.size() - at - 1;
     if (left == 0) return grammar_.add_bytes(from, first, last, tails_[0]);
     if (first == last) {
-      if (is_lowest(low, at + 1) && is_highest(high, at + 1))
-        return grammar_.add_bytes(from, first, first, tail(left));
+      if (is_lowest(low, at + 1) && is_highest(high, at + 1)) return grammar_.add_bytes(from, first, first, tail(left));
       const Grammar::NodeId next = grammar_.add_node();
       grammar_.add_bytes(from, first, first, next);
       return write(next, low, high, at + 1);
@@ -45,12 +44,10 @@ class RangeWriter {
 
  private:
   static bool is_lowest(const std::string& bytes, size_t at) {
-    return std::all_of(bytes.begin() + static_cast<ptrdiff_t>(at), bytes.end(),
-                       [](char c) { return c == '\x80'; });
+    return std::all_of(bytes.begin() + static_cast<ptrdiff_t>(at), bytes.end(), [](char c) { return c == '\x80'; });
   }
   static bool is_highest(const std::string& bytes, size_t at) {
-    return std::all_of(bytes.begin() + static_cast<ptrdiff_t>(at), bytes.end(),
-                       [](char c) { return c == '\xbf'; });
+    return std::all_of(bytes.begin() + static_cast<ptrdiff_t>(at), bytes.end(), [](char c) { return c == '\xbf'; });
   }
   Grammar::NodeId tail(size_t length) {
     while (tails_.size() <= length) {
@@ -83,8 +80,7 @@ void CodeSet::add(char32_t low, char32_t high) {
       high = std::max(high, range.high);
     }
   }
-  merged.insert(std::find_if(merged.begin(), merged.end(), [&](const Range& r) { return r.low > high; }),
-                {low, high});
+  merged.insert(std::find_if(merged.begin(), merged.end(), [&](const Range& r) { return r.low > high; }), {low, high});
   ranges_ = std::move(merged);
 }
 

@@ -20,15 +20,12 @@ constexpr std::string_view kParameterEnd = "\n</parameter>";
 
 class CallBuilder {
  public:
-  explicit CallBuilder(const TokenTrie& trie)
-      : trie_(trie), rules_(grammar_), raw_text_(add_raw_text(grammar_)) {}
+  explicit CallBuilder(const TokenTrie& trie) : trie_(trie), rules_(grammar_), raw_text_(add_raw_text(grammar_)) {}
 
-  std::shared_ptr<const Grammar> build(std::span<const CallableTool> tools,
-                                       const ForcedCallOptions& options) {
+  std::shared_ptr<const Grammar> build(std::span<const CallableTool> tools, const ForcedCallOptions& options) {
     // blanks call ("\n" call)*
     constexpr uint32_t kMaxLeadingBlanks = 4;
-    const NodeId start = grammar_.add_node(), begin = grammar_.add_node(),
-                 end = grammar_.add_accepting_node();
+    const NodeId start = grammar_.add_node(), begin = grammar_.add_node(), end = grammar_.add_accepting_node();
     grammar_.add_repeat(start, rules_.blank(), 0, kMaxLeadingBlanks, begin);
     const NodeId call = call_rule(tools);
     if (options.parallel) {
@@ -40,8 +37,7 @@ class CallBuilder {
     } else {
       grammar_.add_call(begin, call, end);
     }
-    if (!grammar_.finish(start))
-      throw RequestError("the parameters of no tool can be satisfied by any value", "tools");
+    if (!grammar_.finish(start)) throw RequestError("the parameters of no tool can be satisfied by any value", "tools");
     return std::make_shared<const Grammar>(std::move(grammar_));
   }
 
@@ -93,8 +89,7 @@ class CallBuilder {
     }
   }
 
-  void parameter_list(SchemaCompiler& compiler, const SchemaJson& schema, bool strict, NodeId from,
-                      NodeId to) {
+  void parameter_list(SchemaCompiler& compiler, const SchemaJson& schema, bool strict, NodeId from, NodeId to) {
     const SchemaPath at;
     if (strict)
       for (const char* key : {"patternProperties", "minProperties", "maxProperties", "enum", "const"})
@@ -114,8 +109,8 @@ class CallBuilder {
   }
 
   // The value of a parameter and the closing tag.
-  void argument(SchemaCompiler& compiler, const SchemaJson& schema, const SchemaPath& at, bool strict,
-                NodeId from, NodeId to) {
+  void argument(SchemaCompiler& compiler, const SchemaJson& schema, const SchemaPath& at, bool strict, NodeId from,
+                NodeId to) {
     try {
       for (const SchemaJson& one : compiler.algebra().alternatives(schema, at)) {
         const std::vector<std::string> types = schema_types(one, at);
@@ -171,8 +166,7 @@ class CallBuilder {
            schema.contains("enum") ? schema.at("enum") : SchemaJson::array({schema.at("const")}))
         if (value.is_string()) {
           const auto& text = value.get_ref<const std::string&>();
-          if (text.find("</parameter>") != std::string::npos)
-            refuse_schema(at, "a value has </parameter> in it");
+          if (text.find("</parameter>") != std::string::npos) refuse_schema(at, "a value has </parameter> in it");
           literals.push_back(text + std::string(kParameterEnd));
         }
       return rules_.one_of(from, std::move(literals), to);
@@ -180,16 +174,14 @@ class CallBuilder {
     const StringLimits limits = string_limits(schema, at);
     if (!limits.pattern.empty()) {
       const NodeId close = grammar_.add_node();
-      Pattern(limits.pattern)
-          .add_edges(grammar_, from, close, limits.min, limits.max, Pattern::Encoding::kRaw);
+      Pattern(limits.pattern).add_edges(grammar_, from, close, limits.min, limits.max, Pattern::Encoding::kRaw);
       return grammar_.add_literal(close, kParameterEnd, to);
     }
     if (!strict || (limits.min == 0 && limits.max == Grammar::kUnbounded))
       return grammar_.add_call(from, raw_text_, to);
     // Counted text has no line breaks, so that its end is never in doubt.
     const NodeId close = grammar_.add_node();
-    Pattern("^[^<\\n\\r]*$")
-        .add_edges(grammar_, from, close, limits.min, limits.max, Pattern::Encoding::kRaw);
+    Pattern("^[^<\\n\\r]*$").add_edges(grammar_, from, close, limits.min, limits.max, Pattern::Encoding::kRaw);
     grammar_.add_literal(close, kParameterEnd, to);
   }
 
@@ -201,8 +193,7 @@ class CallBuilder {
     } catch (const RequestError&) {
       types = {"string"};
     }
-    if (std::find(types.begin(), types.end(), "string") != types.end())
-      return grammar_.add_call(from, raw_text_, to);
+    if (std::find(types.begin(), types.end(), "string") != types.end()) return grammar_.add_call(from, raw_text_, to);
     const NodeId close = grammar_.add_node();
     for (const std::string& type : types) {
       if (type == "object") grammar_.add_call(from, rules_.object(), close);

@@ -36,9 +36,7 @@ void Grammar::add_token(NodeId from, TokenId token, NodeId to) {
   add_edge(from, {.kind = EdgeKind::kToken, .target = to, .token = token});
 }
 
-void Grammar::add_epsilon(NodeId from, NodeId to) {
-  add_edge(from, {.kind = EdgeKind::kEpsilon, .target = to});
-}
+void Grammar::add_epsilon(NodeId from, NodeId to) { add_edge(from, {.kind = EdgeKind::kEpsilon, .target = to}); }
 
 void Grammar::add_repeat(NodeId from, NodeId body, uint32_t min, uint32_t max, NodeId to) {
   if (min > max) return;  // no number of rounds will do

@@ -125,8 +125,7 @@ NodeId JsonRules::number() {
   integer_part(number_, whole);
   grammar_.add_bytes(whole, '.', '.', point);
   grammar_.add_repeat(point, digits_rule(), 1, kMaxDigits, fraction);
-  const NodeId sign = grammar_.add_node(), exponent = grammar_.add_node(),
-               end = grammar_.add_accepting_node();
+  const NodeId sign = grammar_.add_node(), exponent = grammar_.add_node(), end = grammar_.add_accepting_node();
   for (const NodeId mantissa : {whole, fraction}) {
     grammar_.add_bytes(mantissa, 'e', 'e', sign);
     grammar_.add_bytes(mantissa, 'E', 'E', sign);
@@ -147,9 +146,8 @@ NodeId JsonRules::object() {
   grammar_.add_call(opened, space(), inside);
   grammar_.add_bytes(inside, '}', '}', end);
   grammar_.add_epsilon(inside, key);
-  const NodeId after_key = grammar_.add_node(), colon = grammar_.add_node(),
-               before_value = grammar_.add_node(), after_value = grammar_.add_node(),
-               comma = grammar_.add_node(), closing = grammar_.add_node();
+  const NodeId after_key = grammar_.add_node(), colon = grammar_.add_node(), before_value = grammar_.add_node(),
+               after_value = grammar_.add_node(), comma = grammar_.add_node(), closing = grammar_.add_node();
   string(key, 0, Grammar::kUnbounded, after_key);
   grammar_.add_bytes(after_key, ':', ':', colon);
   grammar_.add_call(colon, space(), before_value);

@@ -1,9 +1,9 @@
 #pragma once
 // JsonRules: the parts of JSON text that every schema uses, each built once per grammar on first use.
 //
-// Blank space is limited, so that a model cannot write blanks for ever: between parts there is nothing, one
-// space, or a line break with indentation. Numbers have at most 20 + 20 digits and an exponent of two, so
-// that they fit a double.
+// Blank space is limited, so that a model cannot write blanks for ever: between parts there is nothing, one space, or a
+// line break with indentation. Numbers have at most 18 digits before and after the point and an exponent of two, so that
+// integers fit 64 bits and all fit a double.
 #include <map>
 #include <string>
 #include <string_view>
@@ -37,15 +37,14 @@ class JsonRules {
   void one_of(NodeId from, std::vector<std::string> literals, NodeId to);
 
  private:
-  static constexpr uint32_t kMaxIndent = 48, kMaxTabs = 12, kMaxDigits = 20, kMaxExponentDigits = 2;
+  static constexpr uint32_t kMaxIndent = 48, kMaxTabs = 12, kMaxDigits = 18, kMaxExponentDigits = 2;
 
   NodeId digits_rule();
   void integer_part(NodeId from, NodeId to);
 
   Grammar& grammar_;
-  NodeId space_ = Grammar::kNone, character_ = Grammar::kNone, number_ = Grammar::kNone,
-         integer_ = Grammar::kNone, value_ = Grammar::kNone, object_ = Grammar::kNone,
-         array_ = Grammar::kNone, digit_ = Grammar::kNone;
+  NodeId space_ = Grammar::kNone, character_ = Grammar::kNone, number_ = Grammar::kNone, integer_ = Grammar::kNone,
+         value_ = Grammar::kNone, object_ = Grammar::kNone, array_ = Grammar::kNone, digit_ = Grammar::kNone;
 };
 
 }  // namespace calla

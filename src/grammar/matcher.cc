@@ -163,13 +163,11 @@ Matcher::StateId Matcher::intern() {
   std::vector<StateId>& bucket = state_index_[hash];
   for (StateId id : bucket)
     if (states_[id].accepting == accepting && states_[id].positions == positions) return id;
-  if (states_.size() >= kMaxStates || total_positions_ + positions.size() > kMaxTotalPositions)
-    return kUnknown;
+  if (states_.size() >= kMaxStates || total_positions_ + positions.size() > kMaxTotalPositions) return kUnknown;
   total_positions_ += positions.size();
   const auto id = static_cast<StateId>(states_.size());
   std::optional<Text> text = text_of(positions);
-  states_.push_back(
-      {.positions = std::move(positions), .accepting = accepting, .text = text, .transitions = nullptr});
+  states_.push_back({.positions = std::move(positions), .accepting = accepting, .text = text, .transitions = nullptr});
   bucket.push_back(id);
   return id;
 }
@@ -178,11 +176,9 @@ Matcher::StateId Matcher::compute_step(StateId state, uint8_t byte) {
   ++epoch_;
   visited_count_ = 0;
   for (const Position& at : states_[state].positions)
-    for (Grammar::EdgeId e = grammar_->node(at.node).first_edge; e != Grammar::kNone;
-         e = grammar_->edge(e).next) {
+    for (Grammar::EdgeId e = grammar_->node(at.node).first_edge; e != Grammar::kNone; e = grammar_->edge(e).next) {
       const Grammar::Edge& edge = grammar_->edge(e);
-      if (edge.kind == Grammar::EdgeKind::kBytes && edge.low <= byte && byte <= edge.high)
-        reach(edge.target, at.stack);
+      if (edge.kind == Grammar::EdgeKind::kBytes && edge.low <= byte && byte <= edge.high) reach(edge.target, at.stack);
     }
   const StateId next = intern();
   if (next == kUnknown) return kDead;  // out of numbers: not remembered, since trim() makes room again
@@ -207,8 +203,7 @@ Matcher::StateId Matcher::step_token(StateId state, TokenId token) {
   ++epoch_;
   visited_count_ = 0;
   for (const Position& at : states_[state].positions)
-    for (Grammar::EdgeId e = grammar_->node(at.node).first_edge; e != Grammar::kNone;
-         e = grammar_->edge(e).next) {
+    for (Grammar::EdgeId e = grammar_->node(at.node).first_edge; e != Grammar::kNone; e = grammar_->edge(e).next) {
       const Grammar::Edge& edge = grammar_->edge(e);
       if (edge.kind == Grammar::EdgeKind::kToken && edge.token == token) reach(edge.target, at.stack);
     }
@@ -219,8 +214,7 @@ Matcher::StateId Matcher::step_token(StateId state, TokenId token) {
 void Matcher::append_tokens(StateId state, std::vector<TokenId>& tokens) const {
   if (!grammar_->has_token_edges()) return;
   for (const Position& at : states_[state].positions)
-    for (Grammar::EdgeId e = grammar_->node(at.node).first_edge; e != Grammar::kNone;
-         e = grammar_->edge(e).next)
+    for (Grammar::EdgeId e = grammar_->node(at.node).first_edge; e != Grammar::kNone; e = grammar_->edge(e).next)
       if (grammar_->edge(e).kind == Grammar::EdgeKind::kToken) tokens.push_back(grammar_->edge(e).token);
 }
 

@@ -8,7 +8,7 @@
 namespace calla {
 namespace {
 
-constexpr size_t kMaxWhole = 20;        // digits before the point, unless a bound has more
+constexpr size_t kMaxWhole = 18;        // digits before the point, unless a bound has more
 constexpr size_t kMaxFraction = 12;     // digits after it
 constexpr size_t kMaxSignificant = 15;  // so that two different texts are two different doubles
 
@@ -117,7 +117,7 @@ class MagnitudeWriter {
 }  // namespace
 
 void NumberRange::add_edges(Grammar& grammar, Grammar::NodeId from, Grammar::NodeId to) const {
-  size_t longest = kMaxWhole;
+  size_t longest = multiple_of == 1 ? kMaxWhole : kMaxSignificant;
   for (const auto* bound : {&low, &high})
     if (*bound) longest = std::max(longest, (*bound)->value.whole.size());
   const auto magnitudes = [&](Grammar::NodeId start, const std::optional<NumberBound>& least,
@@ -127,8 +127,7 @@ void NumberRange::add_edges(Grammar& grammar, Grammar::NodeId from, Grammar::Nod
   };
   const NumberBound zero{};
   // From zero up: the lower bound counts if it is not negative.
-  if (!high || !high->value.negative)
-    magnitudes(from, low && !low->value.negative ? low : std::optional(zero), high);
+  if (!high || !high->value.negative) magnitudes(from, low && !low->value.negative ? low : std::optional(zero), high);
   // Below zero the bounds change places; minus zero is left out.
   if (!low || low->value.negative) {
     const Grammar::NodeId minus = grammar.add_node();

@@ -12,8 +12,8 @@ namespace calla {
 namespace {
 
 // The words to look out for. Reading the first ends the text; the others must not be completed.
-constexpr std::array<std::string_view, 5> kWords = {"\n</parameter>", "</parameter>", "\n</function>",
-                                                    "\n</tool_call>", "\n<parameter="};
+constexpr std::array<std::string_view, 5> kWords = {"\n</parameter>", "</parameter>", "\n</function>", "\n</tool_call>",
+                                                    "\n<parameter="};
 
 // A state of the Aho-Corasick automaton of kWords: the longest beginning of a word that the text ends in.
 struct State {

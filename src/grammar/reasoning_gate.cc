@@ -13,8 +13,7 @@ ReasoningGate::ReasoningGate(std::shared_ptr<const TokenTrie> trie, std::unique_
       stop_tokens_(stop_tokens.begin(), stop_tokens.end()),
       options_(std::move(options)) {
   check(!options_.close_tag.empty(), "the closing tag of reasoning is empty");
-  for (size_t matched = 0; matched < options_.close_tag.size(); ++matched)
-    closers_.push_back(find_closers(matched));
+  for (size_t matched = 0; matched < options_.close_tag.size(); ++matched) closers_.push_back(find_closers(matched));
 }
 
 size_t ReasoningGate::advance(size_t matched, std::string_view bytes, size_t& at) const {
@@ -36,8 +35,7 @@ std::vector<ReasoningGate::Closer> ReasoningGate::find_closers(size_t matched) c
   const auto consider = [&](TokenId token) {
     size_t at = 0;
     const std::string_view bytes = trie_->bytes(token);
-    if (advance(matched, bytes, at) == options_.close_tag.size())
-      closers.push_back({token, bytes.substr(at)});
+    if (advance(matched, bytes, at) == options_.close_tag.size()) closers.push_back({token, bytes.substr(at)});
   };
   for (const TokenId token : trie_->find_containing(options_.close_tag)) consider(token);
   if (matched == 0) return closers;
@@ -78,8 +76,7 @@ void ReasoningGate::accept(TokenId token) {
     stopped_ = true;
     return;
   }
-  if (token < 0 || static_cast<size_t>(token) >= trie_->vocab())
-    return;  // padding of the vocabulary has no text
+  if (token < 0 || static_cast<size_t>(token) >= trie_->vocab()) return;  // padding of the vocabulary has no text
   size_t at = 0;
   const std::string_view bytes = trie_->bytes(token);
   matched_ = advance(matched_, bytes, at);

@@ -61,8 +61,7 @@ class PatternParser {
 
  private:
   [[noreturn]] void refuse(const std::string& what) const {
-    throw RequestError("pattern \"" + std::string(text_) + "\": " + what + " (at byte " +
-                       std::to_string(at_) + ")");
+    throw RequestError("pattern \"" + std::string(text_) + "\": " + what + " (at byte " + std::to_string(at_) + ")");
   }
   bool peek(char c) const { return at_ < text_.size() && text_[at_] == c; }
   bool take(char c) {
@@ -383,8 +382,8 @@ Grammar::NodeId character_rule(Grammar& grammar, const CodeSet& set, Pattern::En
 
 }  // namespace
 
-void Pattern::add_edges(Grammar& grammar, Grammar::NodeId from, Grammar::NodeId to, uint32_t min,
-                        uint32_t max, Encoding encoding) const {
+void Pattern::add_edges(Grammar& grammar, Grammar::NodeId from, Grammar::NodeId to, uint32_t min, uint32_t max,
+                        Encoding encoding) const {
   // Nodes are pairs (state, characters so far); the count stops where it no longer matters.
   const uint32_t layers = max == Grammar::kUnbounded ? min : max;
   std::map<std::pair<uint32_t, uint32_t>, Grammar::NodeId> nodes;

@@ -15,8 +15,7 @@ std::shared_ptr<const Grammar> finish_document(Grammar& grammar, JsonRules& rule
   grammar.add_repeat(start, rules.blank(), 0, kMaxLeadingBlanks, begin);
   grammar.add_call(begin, value, end);
   grammar.add_bytes(end, '\n', '\n', grammar.add_accepting_node());
-  if (!grammar.finish(start))
-    throw RequestError("the schema cannot be satisfied by any value (of bounded depth)");
+  if (!grammar.finish(start)) throw RequestError("the schema cannot be satisfied by any value (of bounded depth)");
   return std::make_shared<const Grammar>(std::move(grammar));
 }
 

@@ -18,9 +18,7 @@ constexpr std::array<std::string_view, 7> kTypes = {"object", "array",   "string
 
 // Keywords that restrict the value. All others (title, default, unknown ones) are annotations by JSON
 // Schema's rules.
-bool is_constraint(const std::string& key) {
-  return is_supported_keyword(key) || is_unsupported_keyword(key);
-}
+bool is_constraint(const std::string& key) { return is_supported_keyword(key) || is_unsupported_keyword(key); }
 
 SchemaJson all_of(const SchemaJson& a, const SchemaJson& b) {
   if (a == SchemaJson(true) || a == SchemaJson::object()) return b;
@@ -166,8 +164,8 @@ bool has_type(const SchemaJson& value, const std::string& type) {
 
 const SchemaJson& SchemaAlgebra::resolve(const std::string& reference, const SchemaPath& at) const {
   if (reference.empty() || reference[0] != '#' || (reference.size() > 1 && reference[1] != '/'))
-    refuse_schema(at / "$ref", "only references into the same schema (\"#/...\") are supported, not \"" +
-                                   reference + "\"");
+    refuse_schema(at / "$ref",
+                  "only references into the same schema (\"#/...\") are supported, not \"" + reference + "\"");
   std::string pointer;
   for (size_t i = 1; i < reference.size(); ++i) {  // undo %XX
     const auto hex = [&](size_t k) {
@@ -194,8 +192,7 @@ bool SchemaAlgebra::stands_alone(const SchemaJson& schema, const std::string& ke
 }
 
 std::vector<SchemaJson> SchemaAlgebra::alternatives(const SchemaJson& schema, const SchemaPath& at) const {
-  if (at.depth > kMaxSchemaDepth)
-    refuse_schema(at, "nested too deeply, or a reference that leads back to itself");
+  if (at.depth > kMaxSchemaDepth) refuse_schema(at, "nested too deeply, or a reference that leads back to itself");
   if (schema.is_boolean())
     return schema.get<bool>() ? std::vector{SchemaJson(SchemaJson::object())} : std::vector<SchemaJson>{};
   if (!schema.is_object())
@@ -230,11 +227,9 @@ std::vector<SchemaJson> SchemaAlgebra::alternatives(const SchemaJson& schema, co
 }
 
 std::vector<SchemaJson> SchemaAlgebra::product(const std::vector<SchemaJson>& left,
-                                               const std::vector<SchemaJson>& right,
-                                               const SchemaPath& at) const {
+                                               const std::vector<SchemaJson>& right, const SchemaPath& at) const {
   if (left.size() * right.size() > kMaxAlternatives)
-    refuse_schema(
-        at, "anyOf and allOf combine to more than " + std::to_string(kMaxAlternatives) + " alternatives");
+    refuse_schema(at, "anyOf and allOf combine to more than " + std::to_string(kMaxAlternatives) + " alternatives");
   std::vector<SchemaJson> result;
   for (const SchemaJson& a : left)
     for (const SchemaJson& b : right)
@@ -242,8 +237,7 @@ std::vector<SchemaJson> SchemaAlgebra::product(const std::vector<SchemaJson>& le
   return result;
 }
 
-std::optional<SchemaJson> SchemaAlgebra::both(const SchemaJson& a, const SchemaJson& b,
-                                              const SchemaPath& at) const {
+std::optional<SchemaJson> SchemaAlgebra::both(const SchemaJson& a, const SchemaJson& b, const SchemaPath& at) const {
   if (a.empty()) return b;
   if (b.empty()) return a;
   for (const auto& [one, other] : {std::pair(&a, &b), std::pair(&b, &a)})
@@ -268,8 +262,7 @@ std::optional<SchemaJson> SchemaAlgebra::both(const SchemaJson& a, const SchemaJ
   if (left_values && right_values) {
     SchemaJson common = SchemaJson::array();
     for (const SchemaJson& value : *left_values)
-      if (std::find(right_values->begin(), right_values->end(), value) != right_values->end())
-        common.push_back(value);
+      if (std::find(right_values->begin(), right_values->end(), value) != right_values->end()) common.push_back(value);
     if (common.empty()) return std::nullopt;
     out["enum"] = std::move(common);
   } else if (left_values || right_values) {

@@ -40,8 +40,7 @@ Decimal decimal_of(const SchemaJson& number, const SchemaPath& at) {
   std::string text;
   if (number.is_number_float()) {
     char buffer[512];
-    const auto end =
-        std::to_chars(buffer, buffer + sizeof buffer, number.get<double>(), std::chars_format::fixed);
+    const auto end = std::to_chars(buffer, buffer + sizeof buffer, number.get<double>(), std::chars_format::fixed);
     text.assign(buffer, end.ptr);
   } else if (number.is_number()) {
     text = number.dump();
@@ -82,8 +81,7 @@ Bounds bounds(const SchemaJson& schema, const char* min_key, const char* max_key
     if (found == schema.end()) return fallback;
     const bool is_count = found->is_number() && found->get<double>() >= 0 && found->get<double>() <= 1e9 &&
                           std::trunc(found->get<double>()) == found->get<double>();
-    if (!is_count)
-      refuse_schema(at / key, "expected a whole number from 0 to 1e9, not " + found->dump().substr(0, 40));
+    if (!is_count) refuse_schema(at / key, "expected a whole number from 0 to 1e9, not " + found->dump().substr(0, 40));
     return static_cast<uint32_t>(found->get<double>());
   };
   return {read(min_key, 0), read(max_key, Grammar::kUnbounded)};
@@ -93,8 +91,7 @@ Bounds bounds(const SchemaJson& schema, const char* min_key, const char* max_key
 
 SchemaJson parse_schema(std::string_view text) {
   const SchemaJson::parser_callback_t limit_depth = [](int depth, SchemaJson::parse_event_t, SchemaJson&) {
-    if (depth > kMaxJsonDepth)
-      throw RequestError("the schema is nested deeper than " + std::to_string(kMaxJsonDepth));
+    if (depth > kMaxJsonDepth) throw RequestError("the schema is nested deeper than " + std::to_string(kMaxJsonDepth));
     return true;
   };
   try {
@@ -105,8 +102,7 @@ SchemaJson parse_schema(std::string_view text) {
 }
 
 std::vector<ObjectProperty> object_properties(const SchemaJson& schema, const SchemaPath& at) {
-  const SchemaJson properties =
-      schema.contains("properties") ? schema.at("properties") : SchemaJson::object();
+  const SchemaJson properties = schema.contains("properties") ? schema.at("properties") : SchemaJson::object();
   if (!properties.is_object()) refuse_schema(at / "properties", "expected an object");
   const SchemaJson names = schema.contains("required") ? schema.at("required") : SchemaJson::array();
   if (!names.is_array()) refuse_schema(at / "required", "expected a list of names");
@@ -156,13 +152,11 @@ void SchemaCompiler::value(const SchemaJson& schema, const SchemaPath& at, NodeI
       if (schema.contains(keyword) && schema.at(keyword).is_array() && !schema.at(keyword).empty() &&
           SchemaAlgebra::stands_alone(schema, keyword)) {
         size_t index = 0;
-        for (const SchemaJson& one : schema.at(keyword))
-          value(one, at / keyword / std::to_string(index++), from, to);
+        for (const SchemaJson& one : schema.at(keyword)) value(one, at / keyword / std::to_string(index++), from, to);
         return;
       }
   }
-  for (const SchemaJson& alternative : algebra_.alternatives(schema, at))
-    plain_value(alternative, at, from, to);
+  for (const SchemaJson& alternative : algebra_.alternatives(schema, at)) plain_value(alternative, at, from, to);
 }
 
 NodeId SchemaCompiler::reference(const std::string& target, const SchemaPath& at) {
@@ -197,8 +191,8 @@ void SchemaCompiler::plain_value(const SchemaJson& schema, const SchemaPath& at,
   if (!schema.contains("type")) {
     // Keywords of a type, without the type, mean the type.
     std::vector<std::string> meant;
-    if (any_key(schema, {"properties", "required", "additionalProperties", "patternProperties",
-                         "minProperties", "maxProperties"}))
+    if (any_key(schema, {"properties", "required", "additionalProperties", "patternProperties", "minProperties",
+                         "maxProperties"}))
       meant.push_back("object");
     if (any_key(schema, {"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"}))
       meant.push_back("array");
@@ -208,9 +202,7 @@ void SchemaCompiler::plain_value(const SchemaJson& schema, const SchemaPath& at,
     if (meant.empty()) return grammar_.add_call(from, rules_.value(), to);
     types = std::move(meant);
   }
-  const auto allows = [&](const char* type) {
-    return std::find(types.begin(), types.end(), type) != types.end();
-  };
+  const auto allows = [&](const char* type) { return std::find(types.begin(), types.end(), type) != types.end(); };
   if (allows("object")) object(schema, at, from, to);
   if (allows("array")) array(schema, at, from, to);
   if (allows("string")) string(schema, at, from, to);
@@ -229,8 +221,7 @@ void SchemaCompiler::listed_values(const SchemaJson& values, const SchemaJson& s
   const std::vector<std::string> types = schema_types(schema, at);
   std::vector<std::string> literals;
   for (const SchemaJson& value : values) {
-    if (std::none_of(types.begin(), types.end(),
-                     [&](const std::string& type) { return has_type(value, type); }))
+    if (std::none_of(types.begin(), types.end(), [&](const std::string& type) { return has_type(value, type); }))
       continue;
     if (is_scalar(value))
       literals.push_back(literal_of(value));
@@ -298,8 +289,7 @@ void SchemaCompiler::object(const SchemaJson& schema, const SchemaPath& at, Node
   grammar_.add_call(opened, rules_.space(), first);
   for (const ObjectProperty& property : all) {
     const NodeId key = grammar_.add_node(), comma = grammar_.add_node(), colon = grammar_.add_node(),
-                 before = grammar_.add_node(), next_first = grammar_.add_node(),
-                 next_later = grammar_.add_node();
+                 before = grammar_.add_node(), next_first = grammar_.add_node(), next_later = grammar_.add_node();
     grammar_.add_epsilon(first, key);
     grammar_.add_literal(later, ",", comma);
     grammar_.add_call(comma, rules_.space(), key);
@@ -334,8 +324,7 @@ void SchemaCompiler::object(const SchemaJson& schema, const SchemaPath& at, Node
 
 void SchemaCompiler::map(const SchemaJson& schema, const SchemaPath& at, NodeId from, NodeId to) {
   const Bounds count = bounds(schema, "minProperties", "maxProperties", at);
-  if (count.min > 1)
-    refuse_schema(at / "minProperties", "above 1 it is not supported, since a key could be repeated");
+  if (count.min > 1) refuse_schema(at / "minProperties", "above 1 it is not supported, since a key could be repeated");
   // member := key ":" value
   const NodeId member = grammar_.add_node(), after_key = grammar_.add_node(), colon = grammar_.add_node(),
                before = grammar_.add_node();
@@ -345,8 +334,7 @@ void SchemaCompiler::map(const SchemaJson& schema, const SchemaPath& at, NodeId 
   SchemaPath member_at = at / "additionalProperties";
   if (const auto patterns = schema.find("patternProperties"); patterns != schema.end()) {
     if (!patterns->is_object() || patterns->size() != 1)
-      refuse_schema(at / "patternProperties",
-                    "expected an object with exactly one pattern; more are not supported");
+      refuse_schema(at / "patternProperties", "expected an object with exactly one pattern; more are not supported");
     const std::string pattern = patterns->begin().key();
     const NodeId open = grammar_.add_node(), close = grammar_.add_node();
     grammar_.add_literal(member, "\"", open);
@@ -373,8 +361,7 @@ void SchemaCompiler::map(const SchemaJson& schema, const SchemaPath& at, NodeId 
   const NodeId before_member = grammar_.add_node();
   grammar_.add_call(next_member, rules_.space(), before_member);
   grammar_.add_call(before_member, member, grammar_.add_accepting_node());
-  grammar_.add_repeat(after_first, next, 0, count.max == Grammar::kUnbounded ? count.max : count.max - 1,
-                      after_all);
+  grammar_.add_repeat(after_first, next, 0, count.max == Grammar::kUnbounded ? count.max : count.max - 1, after_all);
   grammar_.add_call(after_all, rules_.space(), closing);
   grammar_.add_literal(closing, "}", to);
 }
@@ -439,16 +426,14 @@ void SchemaCompiler::string(const SchemaJson& schema, const SchemaPath& at, Node
   const NodeId open = grammar_.add_node(), close = grammar_.add_node();
   grammar_.add_literal(from, "\"", open);
   try {
-    Pattern(limits.pattern)
-        .add_edges(grammar_, open, close, limits.min, limits.max, Pattern::Encoding::kJson);
+    Pattern(limits.pattern).add_edges(grammar_, open, close, limits.min, limits.max, Pattern::Encoding::kJson);
   } catch (const RequestError& error) {
     refuse_schema(at / "pattern", error.what());
   }
   grammar_.add_literal(close, "\"", to);
 }
 
-void SchemaCompiler::number(const SchemaJson& schema, bool is_integer, const SchemaPath& at, NodeId from,
-                            NodeId to) {
+void SchemaCompiler::number(const SchemaJson& schema, bool is_integer, const SchemaPath& at, NodeId from, NodeId to) {
   NumberRange range{.low = {}, .high = {}, .is_integer = is_integer};
   const auto tighten = [&](std::optional<NumberBound>& bound, const char* key, bool exclusive, bool is_low) {
     const auto found = schema.find(key);

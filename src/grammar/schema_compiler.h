@@ -48,8 +48,7 @@ class SchemaCompiler {
  private:
   // `schema` is free of references and combinations.
   void plain_value(const SchemaJson& schema, const SchemaPath& at, NodeId from, NodeId to);
-  void listed_values(const SchemaJson& values, const SchemaJson& schema, const SchemaPath& at, NodeId from,
-                     NodeId to);
+  void listed_values(const SchemaJson& values, const SchemaJson& schema, const SchemaPath& at, NodeId from, NodeId to);
   void constant(const SchemaJson& value, NodeId from, NodeId to);
   void object(const SchemaJson& schema, const SchemaPath& at, NodeId from, NodeId to);
   void map(const SchemaJson& schema, const SchemaPath& at, NodeId from, NodeId to);

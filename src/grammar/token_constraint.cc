@@ -7,9 +7,7 @@
 namespace calla {
 namespace {
 
-void set_bit(std::span<uint32_t> mask, TokenId token) {
-  mask[static_cast<size_t>(token) / 32] |= 1u << (token % 32);
-}
+void set_bit(std::span<uint32_t> mask, TokenId token) { mask[static_cast<size_t>(token) / 32] |= 1u << (token % 32); }
 
 bool test_bit(std::span<const uint32_t> mask, TokenId token) {
   return (mask[static_cast<size_t>(token) / 32] >> (token % 32) & 1u) != 0;
@@ -17,8 +15,7 @@ bool test_bit(std::span<const uint32_t> mask, TokenId token) {
 
 }  // namespace
 
-GrammarConstraint::GrammarConstraint(std::shared_ptr<const TokenTrie> trie,
-                                     std::shared_ptr<const Grammar> grammar,
+GrammarConstraint::GrammarConstraint(std::shared_ptr<const TokenTrie> trie, std::shared_ptr<const Grammar> grammar,
                                      std::span<const TokenId> stop_tokens)
     : trie_(std::move(trie)),
       stop_tokens_(stop_tokens.begin(), stop_tokens.end()),
@@ -77,8 +74,7 @@ void GrammarConstraint::fill(std::span<uint32_t> mask) {
   for (TokenId token : token_list_) set_bit(mask, token);
   if (visited < kCheapWalk) return;
   CachedMask entry{
-      state_,
-      std::vector<uint32_t>(mask.begin(), mask.begin() + static_cast<ptrdiff_t>((trie_->vocab() + 31) / 32))};
+      state_, std::vector<uint32_t>(mask.begin(), mask.begin() + static_cast<ptrdiff_t>((trie_->vocab() + 31) / 32))};
   if (cache_.size() < kCachedMasks) {
     cache_.push_back(std::move(entry));
   } else {
@@ -113,8 +109,7 @@ void GrammarConstraint::accept(TokenId token) {
     stopped_ = true;
     return;
   }
-  check(!stopped_ && token >= 0 && static_cast<size_t>(token) < trie_->vocab(),
-        "a token came that the mask left out");
+  check(!stopped_ && token >= 0 && static_cast<size_t>(token) < trie_->vocab(), "a token came that the mask left out");
   trim();
   const std::string_view bytes = trie_->bytes(token);
   check(!bytes.empty(), "a token without a text came in constrained text");

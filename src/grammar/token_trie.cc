@@ -98,10 +98,8 @@ std::vector<TokenTrie::Node> TokenTrie::build(std::span<const TokenId> sorted) c
     close_to(shared);
     for (size_t i = shared; i < text.size(); ++i) {
       open.push_back(static_cast<uint32_t>(nodes.size()));
-      nodes.push_back({.skip = 0,
-                       .token = -1,
-                       .byte = static_cast<uint8_t>(text[i]),
-                       .depth = static_cast<uint8_t>(i + 1)});
+      nodes.push_back(
+          {.skip = 0, .token = -1, .byte = static_cast<uint8_t>(text[i]), .depth = static_cast<uint8_t>(i + 1)});
     }
     nodes.back().token = id;
     previous = text;
@@ -127,8 +125,7 @@ TokenTrie::PlainText TokenTrie::split(std::span<const TokenId> sorted, Grammar::
     ++plain.count_up_to[static_cast<size_t>(characters)];
     plain.bits[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
   }
-  std::stable_sort(found.begin(), found.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   plain.by_length.reserve(found.size());
   for (const auto& [length, id] : found) plain.by_length.push_back(id);
   while (plain.count_up_to.size() > 1 && plain.count_up_to.back() == 0) plain.count_up_to.pop_back();
@@ -137,9 +134,7 @@ TokenTrie::PlainText TokenTrie::split(std::span<const TokenId> sorted, Grammar::
   return plain;
 }
 
-bool TokenTrie::is_markup(TokenId token) const {
-  return std::binary_search(markup_.begin(), markup_.end(), token);
-}
+bool TokenTrie::is_markup(TokenId token) const { return std::binary_search(markup_.begin(), markup_.end(), token); }
 
 TokenId TokenTrie::find_markup(std::string_view text) const {
   for (TokenId id : markup_)
@@ -159,8 +154,7 @@ std::vector<TokenId> TokenTrie::find_containing(std::string_view text) const {
 }
 
 size_t TokenTrie::memory_bytes() const {
-  size_t total =
-      bytes_.capacity() + offsets_.capacity() * sizeof(uint32_t) + nodes_.capacity() * sizeof(Node);
+  size_t total = bytes_.capacity() + offsets_.capacity() * sizeof(uint32_t) + nodes_.capacity() * sizeof(Node);
   for (const PlainText* plain : {&json_string_, &raw_text_})
     total += plain->by_length.capacity() * sizeof(TokenId) + plain->bits.capacity() * sizeof(uint32_t) +
              plain->count_up_to.capacity() * sizeof(uint32_t) + plain->rest.capacity() * sizeof(Node);

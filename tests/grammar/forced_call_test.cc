@@ -51,13 +51,12 @@ class ForcedCallTexts : public testing::Test {
 };
 
 TEST_F(ForcedCallTexts, TakesTheFormatOfTheTemplate) {
-  EXPECT_TRUE(takes(tools_, call("get_weather", parameter("city", "Zürich") + parameter("days", "2") +
-                                                    parameter("metric", "true"))));
+  EXPECT_TRUE(takes(
+      tools_, call("get_weather", parameter("city", "Zürich") + parameter("days", "2") + parameter("metric", "true"))));
   EXPECT_TRUE(takes(tools_, "\n\n" + call("get_weather", parameter("city", ""))));
   EXPECT_TRUE(takes(tools_, call("get_time", "")));
   EXPECT_TRUE(takes(tools_, call("noop", "")));
-  EXPECT_TRUE(
-      takes(tools_, call("get_time", "") + "\n" + call("get_weather", parameter("city", "a\nb\n\n<tool"))));
+  EXPECT_TRUE(takes(tools_, call("get_time", "") + "\n" + call("get_weather", parameter("city", "a\nb\n\n<tool"))));
   for (const std::string& text : {
            std::string(),
            std::string("I'll do it"),
@@ -88,17 +87,15 @@ TEST_F(ForcedCallTexts, TextCannotLookLikeMarkup) {
        {"x", "\n", "\n\n  x\n", "</", "<parameter", "a <parameter=u> b", "a</function>", "\r\n\t\"\\{}", "é😀",
         "x\n</functio", "\n<", "line\n</p", "a </tool_call>", "\n </function>"})
     EXPECT_TRUE(takes(tools, call("f", parameter("t", text)))) << text;
-  for (const char* text :
-       {"x</parameter>", "</parameter></parameter>", "x\n</function>", "\n</tool_call>y",
-        "x\n<parameter=u>\ny", "</function>\n</tool_call>", "\x01", "\xc3", "\xed\xa0\x80"})
+  for (const char* text : {"x</parameter>", "</parameter></parameter>", "x\n</function>", "\n</tool_call>y",
+                           "x\n<parameter=u>\ny", "</function>\n</tool_call>", "\x01", "\xc3", "\xed\xa0\x80"})
     EXPECT_FALSE(takes(tools, call("f", parameter("t", text)))) << text;
 }
 
 TEST_F(ForcedCallTexts, ValuesFollowTheirSchemas) {
   const auto tool = [](const char* schema) {
     return std::vector<CallableTool>{
-        {"f", std::string(R"({"type":"object","properties":{"a":)") + schema + R"(},"required":["a"]})",
-         true}};
+        {"f", std::string(R"({"type":"object","properties":{"a":)") + schema + R"(},"required":["a"]})", true}};
   };
   const auto good = [&](const char* schema, const char* text) {
     return takes(tool(schema), call("f", parameter("a", text)));
@@ -148,15 +145,13 @@ TEST_F(ForcedCallTexts, RefusesWhatCannotBeCalled) {
        {CallableTool{"", ""}, CallableTool{"a>b", ""}, CallableTool{"f", "[]"}, CallableTool{"f", "{"},
         CallableTool{"f", R"({"type":"string"})"}, CallableTool{"f", R"({"properties":{"a>":{}}})"},
         CallableTool{"f", R"({"properties":{"a":false},"required":["a"]})"}})
-    EXPECT_THROW(forced_call_grammar(std::vector{tool}, trie_), RequestError)
-        << tool.name << " " << tool.parameters;
+    EXPECT_THROW(forced_call_grammar(std::vector{tool}, trie_), RequestError) << tool.name << " " << tool.parameters;
 }
 
 // Reads a call back as a strict reader of the format would.
 nlohmann::json read_calls(const std::string& text, const std::string& string_parameter) {
   nlohmann::json calls = nlohmann::json::array();
-  const std::string open = "<tool_call>\n<function=", close = "</function>\n</tool_call>",
-                    end = "\n</parameter>\n";
+  const std::string open = "<tool_call>\n<function=", close = "</function>\n</tool_call>", end = "\n</parameter>\n";
   size_t at = text.find_first_not_of(" \n");
   while (at != std::string::npos && at < text.size()) {
     if (text.compare(at, open.size(), open) != 0) return nullptr;
@@ -169,8 +164,7 @@ nlohmann::json read_calls(const std::string& text, const std::string& string_par
       const std::string key = text.substr(at + 11, key_end - at - 11);
       const size_t value_end = text.find(end, key_end + 1);
       if (value_end == std::string::npos) return nullptr;
-      const std::string value =
-          value_end < key_end + 2 ? "" : text.substr(key_end + 2, value_end - key_end - 2);
+      const std::string value = value_end < key_end + 2 ? "" : text.substr(key_end + 2, value_end - key_end - 2);
       call["arguments"][key] = key == string_parameter ? nlohmann::json(value) : nlohmann::json::parse(value);
       at = value_end + end.size();
     }
@@ -217,8 +211,7 @@ TEST(ForcedCall, TagsAreTokens) {
   const TestVocabulary vocabulary = made_up_vocabulary(800, 9);
   const auto trie = std::make_shared<const TokenTrie>(vocabulary.trie());
   const std::vector<CallableTool> tools{{"f", R"({"properties":{"t":{"type":"string"}},"required":["t"]})"}};
-  GrammarConstraint constraint(trie, forced_call_grammar(tools, *trie),
-                               std::vector<TokenId>{vocabulary.stop});
+  GrammarConstraint constraint(trie, forced_call_grammar(tools, *trie), std::vector<TokenId>{vocabulary.stop});
   std::vector<uint32_t> mask((vocabulary.texts.size() + 31) / 32);
   const auto allows = [&](TokenId token) {
     constraint.allowed(mask);

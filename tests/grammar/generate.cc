@@ -6,8 +6,8 @@ namespace calla {
 namespace {
 
 // Picks among the allowed tokens: for `wild` steps any, then those that lead to the end soonest.
-TokenId pick(const std::string& text, const std::vector<uint32_t>& mask, const TestVocabulary& vocabulary,
-             bool wild, std::mt19937_64& random) {
+TokenId pick(const std::string& text, const std::vector<uint32_t>& mask, const TestVocabulary& vocabulary, bool wild,
+             std::mt19937_64& random) {
   std::vector<TokenId> allowed;
   for (TokenId token = 0; token < static_cast<TokenId>(vocabulary.texts.size()); ++token)
     if ((mask[static_cast<size_t>(token) / 32] >> (token % 32) & 1u) != 0) allowed.push_back(token);
@@ -27,7 +27,7 @@ TokenId pick(const std::string& text, const std::vector<uint32_t>& mask, const T
       if (single.contains(close[written])) return single[close[written]];
     }
     if (in_text) return single[single.contains('"') ? '"' : '0'];  // a string
-    for (const char c : std::string("}]\":,0123456789nul"))
+    for (const char c : std::string("}]\":,-0123456789nul"))
       if (single.contains(c)) return single[c];
   }
   return allowed[random() % allowed.size()];

@@ -43,10 +43,7 @@ void walk_all(const TestVocabulary& vocabulary, uint64_t seed, int rounds) {
 
 TEST(RandomWalk, MadeUpVocabulary) { walk_all(made_up_vocabulary(2500, 21), 1, 25); }
 
-TEST(RandomWalk, CallaTinyVocabulary) {
-  if (!repository_has("models/calla-tiny/tokenizer.json")) GTEST_SKIP() << "models/calla-tiny is not there";
-  walk_all(calla_tiny_vocabulary(), 2, 15);
-}
+TEST(RandomWalk, CallaTinyVocabulary) { walk_all(calla_tiny_vocabulary(), 2, 15); }
 
 }  // namespace
 }  // namespace calla

@@ -56,8 +56,7 @@ class Gate : public testing::Test {
 
 TEST_F(Gate, ThinksFreelyThenFollowsTheSchema) {
   ReasoningGate constraint = gate();
-  for (const char c : std::string("17-6=11 ... {\"x\": ] } \xff"))
-    constraint.accept(token(std::string_view(&c, 1)));
+  for (const char c : std::string("17-6=11 ... {\"x\": ] } \xff")) constraint.accept(token(std::string_view(&c, 1)));
   EXPECT_TRUE(constraint.is_thinking());
   EXPECT_TRUE(allows(constraint, vocabulary_.stop));
   EXPECT_TRUE(allows(constraint, token("</think>")));

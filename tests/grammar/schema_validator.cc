@@ -30,9 +30,7 @@ bool is_of_type(const json& value, const std::string& type) {
 std::string schema_violation(const json& schema, const json& root, const json& value) {
   if (schema.is_boolean()) return schema.get<bool>() ? "" : "the schema is false";
   const auto fail = [&](const std::string& why) { return why + " is violated by " + value.dump(); };
-  const auto check_all = [&](const json& inner, const json& part) {
-    return schema_violation(inner, root, part);
-  };
+  const auto check_all = [&](const json& inner, const json& part) { return schema_violation(inner, root, part); };
   if (schema.contains("$ref")) {
     const std::string target = schema.at("$ref").get<std::string>().substr(1);
     if (std::string why = check_all(root.at(json::json_pointer(target)), value); !why.empty()) return why;
@@ -76,20 +74,15 @@ std::string schema_violation(const json& schema, const json& root, const json& v
       return fail("minLength");
     if (schema.contains("maxLength") && characters(text) > schema.at("maxLength").get<size_t>())
       return fail("maxLength");
-    if (schema.contains("pattern") &&
-        !std::regex_search(text, std::regex(schema.at("pattern").get<std::string>())))
+    if (schema.contains("pattern") && !std::regex_search(text, std::regex(schema.at("pattern").get<std::string>())))
       return fail("pattern");
   }
   if (value.is_array()) {
-    if (schema.contains("minItems") && value.size() < schema.at("minItems").get<size_t>())
-      return fail("minItems");
-    if (schema.contains("maxItems") && value.size() > schema.at("maxItems").get<size_t>())
-      return fail("maxItems");
+    if (schema.contains("minItems") && value.size() < schema.at("minItems").get<size_t>()) return fail("minItems");
+    if (schema.contains("maxItems") && value.size() > schema.at("maxItems").get<size_t>()) return fail("maxItems");
     const json prefix = schema.contains("prefixItems") ? schema.at("prefixItems") : json::array();
     for (size_t i = 0; i < value.size(); ++i) {
-      const json inner = i < prefix.size()          ? prefix[i]
-                         : schema.contains("items") ? schema.at("items")
-                                                    : json(true);
+      const json inner = i < prefix.size() ? prefix[i] : schema.contains("items") ? schema.at("items") : json(true);
       if (std::string why = check_all(inner, value[i]); !why.empty()) return why;
     }
   }

@@ -7,7 +7,6 @@
 namespace calla {
 
 // Empty if `value` satisfies `schema`, else why not.
-std::string schema_violation(const nlohmann::json& schema, const nlohmann::json& root,
-                             const nlohmann::json& value);
+std::string schema_violation(const nlohmann::json& schema, const nlohmann::json& root, const nlohmann::json& value);
 
 }  // namespace calla

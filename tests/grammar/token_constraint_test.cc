@@ -66,8 +66,7 @@ TEST(TokenTrie, FindsMarkupAndKeepsDuplicates) {
   const auto trie = std::make_shared<const TokenTrie>(vocabulary.trie());
   EXPECT_EQ(trie->bytes(trie->find_markup("<tool_call>")), "<tool_call>");
   EXPECT_EQ(trie->find_markup("true"), -1);
-  GrammarConstraint constraint(trie, compile_schema(R"({"type":"boolean"})"),
-                               std::vector<TokenId>{vocabulary.stop});
+  GrammarConstraint constraint(trie, compile_schema(R"({"type":"boolean"})"), std::vector<TokenId>{vocabulary.stop});
   std::vector<uint32_t> mask((vocabulary.texts.size() + 31) / 32);
   constraint.allowed(mask);
   EXPECT_TRUE(bit(mask, copy));
@@ -91,8 +90,7 @@ TEST(TokenTrie, NeedsAllBytes) {
 TEST(GrammarConstraint, TakesADocumentUnderAnyTokenisation) {
   const TestVocabulary vocabulary = made_up_vocabulary(3000, 5);
   const auto trie = std::make_shared<const TokenTrie>(vocabulary.trie());
-  const auto grammar =
-      compile_schema(R"({"type":"object","properties":{"name":{"type":"string"},"list":{"type":"array",
+  const auto grammar = compile_schema(R"({"type":"object","properties":{"name":{"type":"string"},"list":{"type":"array",
       "items":{"type":["number","null","object"]}}},"required":["name"]})");
   const std::string document =
       "{\"name\": \"é\\n\\u00e9 日本 😀 \\\"x\\\"\", \"list\": [null, 10.5e+10, {\"é\":{}}], "
@@ -108,8 +106,7 @@ TEST(GrammarConstraint, TakesADocumentUnderAnyTokenisation) {
         if (!text.empty() && document.compare(at, text.size(), text) == 0) candidates.push_back(token);
       }
       constraint.allowed(mask);
-      for (const TokenId token : candidates)
-        ASSERT_TRUE(bit(mask, token)) << document.substr(0, at) << " | " << token;
+      for (const TokenId token : candidates) ASSERT_TRUE(bit(mask, token)) << document.substr(0, at) << " | " << token;
       const TokenId token = candidates[random() % candidates.size()];
       constraint.accept(token);
       at += vocabulary.texts[static_cast<size_t>(token)].size();

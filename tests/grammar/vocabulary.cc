@@ -1,7 +1,6 @@
 #include "tests/grammar/vocabulary.h"
 
 #include <array>
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -43,10 +42,6 @@ std::string read_repository_file(const std::string& path) {
   return text.str();
 }
 
-bool repository_has(const std::string& path) {
-  return std::filesystem::exists(std::string(CALLA_SOURCE_DIR "/") + path);
-}
-
 TestVocabulary calla_tiny_vocabulary() {
   const auto json = nlohmann::json::parse(read_repository_file("models/calla-tiny/tokenizer.json"));
   TestVocabulary vocabulary;
@@ -54,8 +49,7 @@ TestVocabulary calla_tiny_vocabulary() {
     if (vocabulary.texts.size() <= id) vocabulary.texts.resize(id + 1);
     vocabulary.texts[id] = std::move(text);
   };
-  for (const auto& [text, id] : json.at("model").at("vocab").items())
-    put(id.get<size_t>(), undo_byte_alphabet(text));
+  for (const auto& [text, id] : json.at("model").at("vocab").items()) put(id.get<size_t>(), undo_byte_alphabet(text));
   for (const auto& token : json.at("added_tokens")) {
     const auto id = token.at("id").get<TokenId>();
     const bool is_control = token.at("special").get<bool>();

@@ -15,9 +15,7 @@ struct TestVocabulary {
   std::vector<TokenId> markup;
   TokenId stop = 0;
 
-  TokenTrie trie() const {
-    return TokenTrie(std::vector<std::string_view>(texts.begin(), texts.end()), markup);
-  }
+  TokenTrie trie() const { return TokenTrie(std::vector<std::string_view>(texts.begin(), texts.end()), markup); }
 };
 
 // calla-tiny's tokenizer.json, with the byte alphabet of byte-level BPE undone.
@@ -30,6 +28,5 @@ TestVocabulary made_up_vocabulary(size_t size, uint64_t seed);
 
 // Reads a file of the repository.
 std::string read_repository_file(const std::string& path);
-bool repository_has(const std::string& path);
 
 }  // namespace calla
