@@ -9,9 +9,9 @@ namespace calla::metal {
 
 // Scratch memory that the check may overwrite.
 struct TensorCheckMemory {
-  BufferSpan input;      // rows * k bf16
-  BufferSpan expected;   // rows * n f32
-  BufferSpan result;     // rows * n f32
+  BufferSpan input;     // rows * k bf16
+  BufferSpan expected;  // rows * n f32
+  BufferSpan result;    // rows * n f32
 };
 
 // Compiles the tensor-op library, compares the lane layout that its kernels assume with what the system reports, and
