@@ -1,6 +1,6 @@
 #pragma once
-// Before the tensor-op GEMMs are trusted, at every start: compilers and GPUs have been seen to get them wrong, silently,
-// and only at real sizes. A failure is no error: the simdgroup GEMMs take over, and the description says why.
+// Before the tensor-op GEMMs are trusted, at every start: compilers and GPUs have been seen to get them wrong,
+// silently, and only at real sizes. A failure is no error: the simdgroup GEMMs take over, and the description says why.
 #include <string>
 
 #include "backend/metal/plan.h"

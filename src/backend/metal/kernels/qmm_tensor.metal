@@ -64,21 +64,17 @@ struct TensorMma {
   }
 };
 
-template [[host_name("affine_qmm_16_tensor")]] [[kernel]] decltype(affine_qmm<16, TensorMma>)
-    affine_qmm<16, TensorMma>;
-template [[host_name("affine_qmm_32_tensor")]] [[kernel]] decltype(affine_qmm<32, TensorMma>)
-    affine_qmm<32, TensorMma>;
-template [[host_name("experts_up_qmm_16_tensor")]] [[kernel]] decltype(experts_up_qmm<16, TensorMma>)
-    experts_up_qmm<16, TensorMma>;
-template [[host_name("experts_up_qmm_32_tensor")]] [[kernel]] decltype(experts_up_qmm<32, TensorMma>)
-    experts_up_qmm<32, TensorMma>;
-template [[host_name("experts_down_qmm_16_tensor")]] [[kernel]] decltype(experts_down_qmm<16, TensorMma>)
-    experts_down_qmm<16, TensorMma>;
-template [[host_name("experts_down_qmm_32_tensor")]] [[kernel]] decltype(experts_down_qmm<32, TensorMma>)
-    experts_down_qmm<32, TensorMma>;
+// clang-format off
+template [[host_name("affine_qmm_16_tensor")]] [[kernel]] decltype(affine_qmm<16, TensorMma>) affine_qmm<16, TensorMma>;
+template [[host_name("affine_qmm_32_tensor")]] [[kernel]] decltype(affine_qmm<32, TensorMma>) affine_qmm<32, TensorMma>;
+template [[host_name("experts_up_qmm_16_tensor")]] [[kernel]] decltype(experts_up_qmm<16, TensorMma>) experts_up_qmm<16, TensorMma>;
+template [[host_name("experts_up_qmm_32_tensor")]] [[kernel]] decltype(experts_up_qmm<32, TensorMma>) experts_up_qmm<32, TensorMma>;
+template [[host_name("experts_down_qmm_16_tensor")]] [[kernel]] decltype(experts_down_qmm<16, TensorMma>) experts_down_qmm<16, TensorMma>;
+template [[host_name("experts_down_qmm_32_tensor")]] [[kernel]] decltype(experts_down_qmm<32, TensorMma>) experts_down_qmm<32, TensorMma>;
+// clang-format on
 
-// tensor_layout_probe: where each lane's slots lie, as the system says: (row, column) of the left input [32][8], then of
-// the right one [32][16], then of the sums [32][16]; (-1, -1) for a slot that is not valid.
+// tensor_layout_probe: where each lane's slots lie, as the system says: (row, column) of the left input [32][8],
+// then of the right one [32][16], then of the sums [32][16]; (-1, -1) for a slot that is not valid.
 //   Launch    grid (1), threadgroup 32.
 kernel void tensor_layout_probe(constant CombineParams& p [[buffer(0)]], device int2* places [[buffer(1)]],
                                 ushort lane [[thread_index_in_simdgroup]]) {
