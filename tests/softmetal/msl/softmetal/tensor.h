@@ -30,11 +30,12 @@ struct extents {
 };
 
 namespace detail {
+constexpr int dynamic_at(int) { return dynamic_extent; }
 template <class Index, class Sequence>
 struct all_dynamic;
 template <class Index, int... I>
 struct all_dynamic<Index, std::integer_sequence<int, I...>> {
-  using type = extents<Index, (I, dynamic_extent)...>;
+  using type = extents<Index, dynamic_at(I)...>;
 };
 }  // namespace detail
 template <class Index, int Rank>
@@ -66,11 +67,7 @@ class tensor {
   int get_extent(int i) const { return static_cast<int>(extent_[i]); }
   int get_stride(int i) const { return static_cast<int>(stride_[i]); }
 
-  template <class... I>
-  T& operator[](I... i) const requires(sizeof...(I) == 1) {
-    const long index[] = {static_cast<long>(i)...};
-    return data_[index[0] * stride_[0]];
-  }
+  T& operator[](const array<int, 2>& i) const { return data_[offset(i[0], i[1])]; }
   element_type load(long i, long j = 0) const { return inside(i, j) ? data_[offset(i, j)] : element_type(0); }
   void store(element_type value, long i, long j = 0) const {
     if (inside(i, j)) data_[offset(i, j)] = value;
