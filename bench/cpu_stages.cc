@@ -23,9 +23,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 struct Arguments {
   int layers = 8, threads = 0, steps = 64, batch = 1;
@@ -113,8 +111,7 @@ class Bench {
     backend_ = std::make_unique<cpu::CpuBackend>(shape_, model.weights(), options);
     const int deepest = *std::max_element(arguments.depths.begin(), arguments.depths.end());
     pages_per_sequence_ = (deepest + arguments.steps * 4) / kKvPageRows + 2;
-    for (int n : arguments.prefills)
-      pages_per_sequence_ = std::max(pages_per_sequence_, n / kKvPageRows + 2);
+    for (int n : arguments.prefills) pages_per_sequence_ = std::max(pages_per_sequence_, n / kKvPageRows + 2);
     backend_->allocate_state({arguments.batch, arguments.batch * pages_per_sequence_});
     pages_.resize(static_cast<size_t>(arguments.batch) * pages_per_sequence_);
     std::iota(pages_.begin(), pages_.end(), 0);
@@ -158,8 +155,8 @@ class Bench {
         "decode, depth %d, batch %d: median %.2f ms (best %.2f) = %.1f tok/s; %.1f MB a step = %.1f GB/s; "
         "probe %.1f "
         "and %.1f GB/s; share of limit %.1f %%\n",
-        depth, batch, median * 1e3, times[0] * 1e3, batch / median, bytes / 1e6, bytes / median / 1e9, before,
-        after, 100 * bytes / median / 1e9 / probe);
+        depth, batch, median * 1e3, times[0] * 1e3, batch / median, bytes / 1e6, bytes / median / 1e9, before, after,
+        100 * bytes / median / 1e9 / probe);
     print_profile(arguments_.steps);
   }
 
