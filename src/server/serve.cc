@@ -14,10 +14,8 @@
 #include <thread>
 #include <utility>
 
-#include "backend/create.h"
 #include "base/error.h"
-#include "chat/template_check.h"
-#include "model/load_model.h"
+#include "model/sampling_defaults.h"
 #include "server/api_server.h"
 #include "server/constraints.h"
 #include "server/service.h"
@@ -59,41 +57,10 @@ class SignalWatch {
   std::thread thread_;
 };
 
-SamplingParams sampling_defaults(const GenerationDefaults& file) {
-  SamplingParams params;
-  params.temperature = file.do_sample.value_or(true) ? file.temperature.value_or(1) : 0;
-  params.top_k = file.top_k.value_or(0);
-  params.top_p = file.top_p.value_or(1);
-  params.min_p = file.min_p.value_or(0);
-  params.presence_penalty = file.presence_penalty.value_or(0);
-  params.repetition_penalty = file.repetition_penalty.value_or(1);
-  return params;
-}
-
-// End tokens by config, generation_config and tokenizer together: a checkpoint often names only some of them in each.
-std::vector<TokenId> stop_tokens(const ModelConfig& config, const Tokenizer& tokenizer) {
-  std::vector<TokenId> tokens = config.eos;
-  if (const auto eos = tokenizer.eos()) tokens.push_back(*eos);
-  for (const char* text : {"<|im_end|>", "<|endoftext|>"}) {
-    if (const auto token = tokenizer.find(text)) tokens.push_back(*token);
-  }
-  std::sort(tokens.begin(), tokens.end());
-  tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
-  return tokens;
-}
-
 void refuse_insecure(const ServeOptions& options) {
   if (is_loopback(options.http.host) || !options.access.api_key.empty() || options.insecure) return;
   throw UsageError("listening on " + options.http.host +
                    " lets others use this server; protect it with --api-key, or say --insecure");
-}
-
-std::optional<std::string> check_template(const std::filesystem::path& directory) {
-  std::ifstream file(directory / "chat_template.jinja", std::ios::binary);
-  if (!file) return std::nullopt;
-  std::stringstream text;
-  text << file.rdbuf();
-  return template_warning(text.str());
 }
 
 std::string url(const ServeOptions& options, int port) {
@@ -110,28 +77,21 @@ void serve(ServeOptions options, const ServeEvents& events) {
   };
   SignalWatch signals;
 
-  const LoadedModel loaded = load_model(options.model);
-  for (const std::string& warning : loaded.warnings) log(warning);
-  if (const auto warning = check_template(options.model)) log(*warning);
-  const Tokenizer tokenizer = Tokenizer::load(options.model);
-  BackendOptions backend_options;
-  if (options.threads > 0) backend_options.threads = options.threads;
-  const auto backend = create_backend(options.backend, loaded.config.shape, loaded.weights, backend_options);
-  Scheduler scheduler(*backend, loaded.config.shape, options.scheduler);
-  SchedulerService service(scheduler);
+  if (!options.engine.warn) options.engine.warn = log;
+  const std::unique_ptr<LoadedEngine> loaded = load_engine(options.engine);
+  SchedulerService service(*loaded->scheduler);
 
   ReplayStore replay;
   ServedModel model;
-  model.id = options.model_id;
-  if (model.id.empty()) model.id = std::filesystem::canonical(options.model).filename().string();
+  model.id = options.model_id.empty() ? loaded->name : options.model_id;
   model.created = std::time(nullptr);
-  model.tokenizer = &tokenizer;
+  model.tokenizer = &loaded->tokenizer;
   model.service = &service;
-  model.stop_tokens = stop_tokens(loaded.config, tokenizer);
+  model.stop_tokens = loaded->stop_tokens();
   model.replay = &replay;
-  model.trie = make_token_trie(tokenizer);
-  model.sampling_defaults = sampling_defaults(loaded.config.generation);
-  model.vocabulary = std::min(loaded.config.shape.vocab, tokenizer.vocab_size());
+  model.trie = make_token_trie(loaded->tokenizer);
+  model.sampling_defaults = sampling_defaults(loaded->model.config.generation);
+  model.vocabulary = std::min(loaded->model.config.shape.vocab, loaded->tokenizer.vocab_size());
 
   options.access.host = options.http.host;
   ApiOptions api_options;
@@ -142,7 +102,7 @@ void serve(ServeOptions options, const ServeEvents& events) {
       options.http, [&](HttpExchange& exchange) { api.handle(exchange); },
       [&](HttpExchange& exchange, const HttpError& error) { api.handle_error(exchange, error); });
 
-  std::jthread engine([&](const std::stop_token& stop) { scheduler.run(stop); });
+  std::jthread engine([&](const std::stop_token& stop) { loaded->scheduler->run(stop); });
   int n_signals = 0;
   signals.start([&] {
     api.begin_shutdown();
