@@ -95,33 +95,33 @@ template <class T>
 struct identity {
   using type = T;
 };
-#define LINT_VECTORS(T)                                  \
-  template <>                                            \
-  struct vec_of<T, 2> {                                  \
-    using type = T __attribute__((ext_vector_type(2)));  \
-  };                                                     \
-  template <>                                            \
-  struct vec_of<T, 3> {                                  \
-    using type = T __attribute__((ext_vector_type(3)));  \
-  };                                                     \
-  template <>                                            \
-  struct vec_of<T, 4> {                                  \
-    using type = T __attribute__((ext_vector_type(4)));  \
-  };                                                     \
-  template <>                                            \
-  struct parts<typename vec_of<T, 2>::type> {            \
-    static constexpr int count = 2;                      \
-    using element = T;                                   \
-  };                                                     \
-  template <>                                            \
-  struct parts<typename vec_of<T, 3>::type> {            \
-    static constexpr int count = 3;                      \
-    using element = T;                                   \
-  };                                                     \
-  template <>                                            \
-  struct parts<typename vec_of<T, 4>::type> {            \
-    static constexpr int count = 4;                      \
-    using element = T;                                   \
+#define LINT_VECTORS(T)                                 \
+  template <>                                           \
+  struct vec_of<T, 2> {                                 \
+    using type = T __attribute__((ext_vector_type(2))); \
+  };                                                    \
+  template <>                                           \
+  struct vec_of<T, 3> {                                 \
+    using type = T __attribute__((ext_vector_type(3))); \
+  };                                                    \
+  template <>                                           \
+  struct vec_of<T, 4> {                                 \
+    using type = T __attribute__((ext_vector_type(4))); \
+  };                                                    \
+  template <>                                           \
+  struct parts<typename vec_of<T, 2>::type> {           \
+    static constexpr int count = 2;                     \
+    using element = T;                                  \
+  };                                                    \
+  template <>                                           \
+  struct parts<typename vec_of<T, 3>::type> {           \
+    static constexpr int count = 3;                     \
+    using element = T;                                  \
+  };                                                    \
+  template <>                                           \
+  struct parts<typename vec_of<T, 4>::type> {           \
+    static constexpr int count = 4;                     \
+    using element = T;                                  \
   };
 LINT_VECTORS(char)
 LINT_VECTORS(uchar)
@@ -184,47 +184,45 @@ T as_type(const F&) {
 namespace metal {
 
 // --- functions -------------------------------------------------------------------------------------------------
-#define LINT_1(f)      \
-  float f(float);      \
-  half f(half);        \
+#define LINT_1(f)                 \
+  float f(float);                 \
+  half f(half);                   \
   vec<float, 2> f(vec<float, 2>); \
   vec<float, 3> f(vec<float, 3>); \
   vec<float, 4> f(vec<float, 4>); \
   vec<half, 2> f(vec<half, 2>);   \
   vec<half, 4> f(vec<half, 4>);
-#define LINT_2(f)           \
-  float f(float, float);    \
-  half f(half, half);       \
+#define LINT_2(f)                                \
+  float f(float, float);                         \
+  half f(half, half);                            \
   vec<float, 2> f(vec<float, 2>, vec<float, 2>); \
   vec<float, 4> f(vec<float, 4>, vec<float, 4>); \
   vec<half, 4> f(vec<half, 4>, vec<half, 4>);
 #define LINT_MATH                                                                                                    \
-  LINT_1(exp) LINT_1(exp2) LINT_1(exp10) LINT_1(log) LINT_1(log2) LINT_1(log10) LINT_1(sin) LINT_1(cos) LINT_1(tan)  \
-  LINT_1(asin) LINT_1(acos) LINT_1(atan) LINT_1(sinh) LINT_1(cosh) LINT_1(tanh) LINT_1(sqrt) LINT_1(rsqrt)           \
-  LINT_1(floor) LINT_1(ceil) LINT_1(trunc) LINT_1(round) LINT_1(rint) LINT_1(fract) LINT_1(fabs) LINT_2(pow)         \
-  LINT_2(powr) LINT_2(fmod) LINT_2(fmin) LINT_2(fmax) LINT_2(atan2) LINT_2(divide)
+  LINT_1(exp)                                                                                                        \
+  LINT_1(exp2) LINT_1(exp10) LINT_1(log) LINT_1(log2) LINT_1(log10) LINT_1(sin) LINT_1(cos) LINT_1(tan) LINT_1(asin) \
+      LINT_1(acos) LINT_1(atan) LINT_1(sinh) LINT_1(cosh) LINT_1(tanh) LINT_1(sqrt) LINT_1(rsqrt) LINT_1(floor)      \
+          LINT_1(ceil) LINT_1(trunc) LINT_1(round) LINT_1(rint) LINT_1(fract) LINT_1(fabs) LINT_2(pow) LINT_2(powr)  \
+              LINT_2(fmod) LINT_2(fmin) LINT_2(fmax) LINT_2(atan2) LINT_2(divide)
 LINT_MATH
-LINT_1(sign) LINT_1(saturate) LINT_2(copysign)
-namespace fast {
-LINT_MATH
-}
+LINT_1(sign) LINT_1(saturate) LINT_2(copysign) namespace fast { LINT_MATH }
 namespace precise {
 LINT_MATH
 }
-#define LINT_COMMON(T)  \
-  T min(T, T);          \
-  T max(T, T);          \
-  T clamp(T, T, T);     \
-  T select(T, T, bool); \
-  T abs(T);             \
-  T popcount(T);        \
-  T clz(T);             \
-  T ctz(T);             \
-  T rotate(T, T);       \
-  T reverse_bits(T);    \
-  T extract_bits(T, uint, uint); \
+#define LINT_COMMON(T)             \
+  T min(T, T);                     \
+  T max(T, T);                     \
+  T clamp(T, T, T);                \
+  T select(T, T, bool);            \
+  T abs(T);                        \
+  T popcount(T);                   \
+  T clz(T);                        \
+  T ctz(T);                        \
+  T rotate(T, T);                  \
+  T reverse_bits(T);               \
+  T extract_bits(T, uint, uint);   \
   T insert_bits(T, T, uint, uint); \
-  T mulhi(T, T);        \
+  T mulhi(T, T);                   \
   T absdiff(T, T);
 LINT_COMMON(char)
 LINT_COMMON(uchar)
@@ -278,14 +276,15 @@ void simdgroup_barrier(mem_flags);
 #define LINT_LANE(f) \
   template <class T> \
   T f(T, ushort);
-LINT_ONE(simd_sum) LINT_ONE(simd_product) LINT_ONE(simd_min) LINT_ONE(simd_max) LINT_ONE(simd_and) LINT_ONE(simd_or)
-LINT_ONE(simd_xor) LINT_ONE(quad_sum) LINT_ONE(quad_min) LINT_ONE(quad_max) LINT_ONE(simd_prefix_inclusive_sum)
-LINT_ONE(simd_prefix_exclusive_sum) LINT_ONE(simd_prefix_inclusive_product) LINT_ONE(simd_prefix_exclusive_product)
-LINT_ONE(simd_broadcast_first) LINT_LANE(simd_shuffle) LINT_LANE(simd_broadcast) LINT_LANE(simd_shuffle_xor)
-LINT_LANE(simd_shuffle_up) LINT_LANE(simd_shuffle_down) LINT_LANE(simd_shuffle_rotate_up)
-LINT_LANE(simd_shuffle_rotate_down) LINT_LANE(quad_shuffle_xor) LINT_LANE(quad_broadcast)
-template <class T>
-T simd_shuffle_and_fill_up(T, T, ushort, ushort = 32);
+LINT_ONE(simd_sum)
+LINT_ONE(simd_product) LINT_ONE(simd_min) LINT_ONE(simd_max) LINT_ONE(simd_and) LINT_ONE(simd_or) LINT_ONE(simd_xor)
+    LINT_ONE(quad_sum) LINT_ONE(quad_min) LINT_ONE(quad_max) LINT_ONE(simd_prefix_inclusive_sum)
+        LINT_ONE(simd_prefix_exclusive_sum) LINT_ONE(simd_prefix_inclusive_product)
+            LINT_ONE(simd_prefix_exclusive_product) LINT_ONE(simd_broadcast_first) LINT_LANE(simd_shuffle)
+                LINT_LANE(simd_broadcast) LINT_LANE(simd_shuffle_xor) LINT_LANE(simd_shuffle_up)
+                    LINT_LANE(simd_shuffle_down) LINT_LANE(simd_shuffle_rotate_up) LINT_LANE(simd_shuffle_rotate_down)
+                        LINT_LANE(quad_shuffle_xor) LINT_LANE(quad_broadcast) template <class T>
+                        T simd_shuffle_and_fill_up(T, T, ushort, ushort = 32);
 template <class T>
 T simd_shuffle_and_fill_down(T, T, ushort, ushort = 32);
 bool simd_any(bool);
@@ -309,29 +308,29 @@ template <class T>
 struct lint_value {
   using type = T;
 };
-#define LINT_ATOMIC_IN(space)                                                                                    \
-  template <class T>                                                                                             \
-  T lint_atomic_load_explicit(const volatile space lint_atomic<T>*, lint_order);                                 \
-  template <class T>                                                                                             \
-  void lint_atomic_store_explicit(volatile space lint_atomic<T>*, typename lint_value<T>::type, lint_order);     \
-  template <class T>                                                                                             \
-  T lint_atomic_exchange_explicit(volatile space lint_atomic<T>*, typename lint_value<T>::type, lint_order);     \
-  template <class T>                                                                                             \
-  T lint_atomic_fetch_add_explicit(volatile space lint_atomic<T>*, typename lint_value<T>::type, lint_order);    \
-  template <class T>                                                                                             \
-  T lint_atomic_fetch_sub_explicit(volatile space lint_atomic<T>*, typename lint_value<T>::type, lint_order);    \
-  template <class T>                                                                                             \
-  T lint_atomic_fetch_max_explicit(volatile space lint_atomic<T>*, typename lint_value<T>::type, lint_order);    \
-  template <class T>                                                                                             \
-  T lint_atomic_fetch_min_explicit(volatile space lint_atomic<T>*, typename lint_value<T>::type, lint_order);    \
-  template <class T>                                                                                             \
-  T lint_atomic_fetch_or_explicit(volatile space lint_atomic<T>*, typename lint_value<T>::type, lint_order);     \
-  template <class T>                                                                                             \
-  T lint_atomic_fetch_and_explicit(volatile space lint_atomic<T>*, typename lint_value<T>::type, lint_order);    \
-  template <class T>                                                                                             \
-  T lint_atomic_fetch_xor_explicit(volatile space lint_atomic<T>*, typename lint_value<T>::type, lint_order);    \
-  template <class T>                                                                                             \
-  bool lint_atomic_compare_exchange_weak_explicit(volatile space lint_atomic<T>*, __private T*,                  \
+#define LINT_ATOMIC_IN(space)                                                                                 \
+  template <class T>                                                                                          \
+  T lint_atomic_load_explicit(const volatile space lint_atomic<T>*, lint_order);                              \
+  template <class T>                                                                                          \
+  void lint_atomic_store_explicit(volatile space lint_atomic<T>*, typename lint_value<T>::type, lint_order);  \
+  template <class T>                                                                                          \
+  T lint_atomic_exchange_explicit(volatile space lint_atomic<T>*, typename lint_value<T>::type, lint_order);  \
+  template <class T>                                                                                          \
+  T lint_atomic_fetch_add_explicit(volatile space lint_atomic<T>*, typename lint_value<T>::type, lint_order); \
+  template <class T>                                                                                          \
+  T lint_atomic_fetch_sub_explicit(volatile space lint_atomic<T>*, typename lint_value<T>::type, lint_order); \
+  template <class T>                                                                                          \
+  T lint_atomic_fetch_max_explicit(volatile space lint_atomic<T>*, typename lint_value<T>::type, lint_order); \
+  template <class T>                                                                                          \
+  T lint_atomic_fetch_min_explicit(volatile space lint_atomic<T>*, typename lint_value<T>::type, lint_order); \
+  template <class T>                                                                                          \
+  T lint_atomic_fetch_or_explicit(volatile space lint_atomic<T>*, typename lint_value<T>::type, lint_order);  \
+  template <class T>                                                                                          \
+  T lint_atomic_fetch_and_explicit(volatile space lint_atomic<T>*, typename lint_value<T>::type, lint_order); \
+  template <class T>                                                                                          \
+  T lint_atomic_fetch_xor_explicit(volatile space lint_atomic<T>*, typename lint_value<T>::type, lint_order); \
+  template <class T>                                                                                          \
+  bool lint_atomic_compare_exchange_weak_explicit(volatile space lint_atomic<T>*, __private T*,               \
                                                   typename lint_value<T>::type, lint_order, lint_order);
 LINT_ATOMIC_IN(__global)
 LINT_ATOMIC_IN(__local)
@@ -347,10 +346,10 @@ struct simdgroup_matrix {
 };
 template <class T, int C, int R>
 simdgroup_matrix<T, C, R> make_filled_simdgroup_matrix(T);
-#define LINT_MATRIX_IN(space)                                                                                       \
-  template <class T>                                                                                                \
-  void simdgroup_load(__private simdgroup_matrix<T, 8, 8>&, const space T*, ulong = 8, ulong2 = 0, bool = false);   \
-  template <class T>                                                                                                \
+#define LINT_MATRIX_IN(space)                                                                                     \
+  template <class T>                                                                                              \
+  void simdgroup_load(__private simdgroup_matrix<T, 8, 8>&, const space T*, ulong = 8, ulong2 = 0, bool = false); \
+  template <class T>                                                                                              \
   void simdgroup_store(const __private simdgroup_matrix<T, 8, 8>&, space T*, ulong = 8, ulong2 = 0, bool = false);
 LINT_MATRIX_IN(__global)
 LINT_MATRIX_IN(__local)
