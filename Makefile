@@ -23,6 +23,7 @@ chat: build
 	@build/calla chat
 
 test: setup
+	@scripts/python-env.sh
 	cmake --preset release -DCALLA_TESTS=ON
 	$(call CMAKE_BUILD,release)
 	ctest --preset release --parallel $(JOBS)
