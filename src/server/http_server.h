@@ -6,12 +6,14 @@
 // and number of headers are limited. Libraries for small servers do not offer these.
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <list>
 #include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "server/http_message.h"
 
@@ -108,6 +110,7 @@ class HttpServer {
   };
 
   void accept_one();
+  void refuse(Socket socket);
   void serve(Connection& connection);
   bool serve_request(Connection& connection, std::string& received);
   void set_busy(Connection& connection, bool busy);
@@ -124,6 +127,10 @@ class HttpServer {
   std::condition_variable finished_;
   std::list<Connection> connections_;
   bool stopping_ = false;
+
+  // Of refused clients, the oldest first. They are closed a little later: at once, what the client has sent and nobody read
+  // would reset the connection before the client sees the answer. Used by run() alone.
+  std::deque<std::pair<std::chrono::steady_clock::time_point, Socket>> refused_;
 };
 
 }  // namespace calla
