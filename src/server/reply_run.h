@@ -85,6 +85,8 @@ class ReplyRun {
   ReplyRun& operator=(const ReplyRun&) = delete;
 
   int choices() const { return static_cast<int>(choices_.size()); }
+  // Of the first prompt.
+  int prompt_tokens() const { return static_cast<int>(choices_[0].generation->request().prompt.size()); }
   bool finished() const { return n_finished_ == choices(); }
   // The next update, or nothing within this time.
   std::optional<ReplyUpdate> wait(std::chrono::milliseconds time);
