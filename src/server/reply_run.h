@@ -1,6 +1,6 @@
 #pragma once
-// ReplyRun: the replies to one HTTP request, from submitting them to the engine until the last is finished. The engine's
-// thread turns tokens into events (chat/reply.h); the request's thread waits for them here.
+// ReplyRun: the replies to one HTTP request, from submitting them to the engine until the last is finished. The
+// engine's thread turns tokens into events (chat/reply.h); the request's thread waits for them here.
 #include <chrono>
 #include <functional>
 #include <memory>

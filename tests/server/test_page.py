@@ -1,4 +1,5 @@
 """The chat page in headless Chromium. Runs where chromium and selenium are installed; SCREENSHOTS=DIR keeps pictures."""
+
 import json
 import os
 import shutil
