@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "model/sampling_defaults.h"
 #include "server/api_server.h"
 #include "server/constraints.h"
 #include "server/service.h"
@@ -59,17 +60,6 @@ class SignalThread {
   std::atomic<bool> finished_{false};
   std::thread thread_;
 };
-
-SamplingParams sampling_defaults(const GenerationDefaults& file) {
-  SamplingParams params;
-  params.temperature = file.do_sample.value_or(true) ? file.temperature.value_or(1) : 0;
-  params.top_k = file.top_k.value_or(0);
-  params.top_p = file.top_p.value_or(1);
-  params.min_p = file.min_p.value_or(0);
-  params.presence_penalty = file.presence_penalty.value_or(0);
-  params.repetition_penalty = file.repetition_penalty.value_or(1);
-  return params;
-}
 
 void refuse_insecure(const ServeOptions& options) {
   if (is_loopback(options.http.host) || !options.access.api_key.empty() || options.insecure) return;
