@@ -5,11 +5,9 @@
 #include <ctime>
 
 #include <algorithm>
-#include <fstream>
-#include <memory>
-#include <mutex>
+#include <atomic>
+#include <functional>
 #include <optional>
-#include <sstream>
 #include <stop_token>
 #include <thread>
 #include <utility>
@@ -19,40 +17,46 @@
 #include "server/api_server.h"
 #include "server/constraints.h"
 #include "server/service.h"
-#include "tokenizer/tokenizer.h"
 
 namespace calla {
 namespace {
 
-// Turns SIGINT and SIGTERM into calls on a thread of its own. Make it before other threads, so that they inherit the mask.
-class SignalWatch {
+// Keeps SIGINT and SIGTERM from the threads made meanwhile, so that one thread can wait for them.
+class BlockedSignals {
  public:
-  SignalWatch() {
+  BlockedSignals() {
     sigemptyset(&signals_);
     sigaddset(&signals_, SIGINT);
     sigaddset(&signals_, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &signals_, &previous_);
   }
-
-  void start(std::function<void()> on_signal) {
-    thread_ = std::thread([this, on_signal = std::move(on_signal)] {
-      int signal = 0;
-      while (sigwait(&signals_, &signal) == 0 && !finished_) on_signal();
-    });
-  }
-
-  ~SignalWatch() {
-    if (thread_.joinable()) {
-      finished_ = true;
-      pthread_kill(thread_.native_handle(), SIGTERM);
-      thread_.join();
-    }
-    pthread_sigmask(SIG_SETMASK, &previous_, nullptr);
-  }
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &previous_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+  const sigset_t& set() const { return signals_; }
 
  private:
   sigset_t signals_{};
   sigset_t previous_{};
+};
+
+// Calls `on_signal` on a thread of its own for each of the blocked signals.
+class SignalThread {
+ public:
+  SignalThread(const BlockedSignals& signals, std::function<void()> on_signal)
+      : thread_([this, &signals, on_signal = std::move(on_signal)] {
+          int signal = 0;
+          while (sigwait(&signals.set(), &signal) == 0 && !finished_) on_signal();
+        }) {}
+  ~SignalThread() {
+    finished_ = true;
+    pthread_kill(thread_.native_handle(), SIGTERM);
+    thread_.join();
+  }
+  SignalThread(const SignalThread&) = delete;
+  SignalThread& operator=(const SignalThread&) = delete;
+
+ private:
   std::atomic<bool> finished_{false};
   std::thread thread_;
 };
@@ -75,44 +79,41 @@ void serve(ServeOptions options, const ServeEvents& events) {
   const auto log = [&events](const std::string& line) {
     if (events.log) events.log(line);
   };
-  SignalWatch signals;
+  const BlockedSignals signals;
+
+  // Listening comes first: a port that is taken should not cost the loading of a model. Clients wait until run().
+  std::optional<ApiServer> api;
+  HttpServer http(
+      options.http, [&](HttpExchange& exchange) { api->handle(exchange); },
+      [&](HttpExchange& exchange, const HttpError& error) { api->handle_error(exchange, error); });
 
   if (!options.engine.warn) options.engine.warn = log;
-  const std::unique_ptr<LoadedEngine> loaded = load_engine(options.engine);
-  SchedulerService service(*loaded->scheduler);
-
+  const auto engine = load_engine(options.engine);
+  SchedulerService service(*engine->scheduler);
   ReplayStore replay;
   ServedModel model;
-  model.id = options.model_id.empty() ? loaded->name : options.model_id;
+  model.id = options.model_id.empty() ? engine->name : options.model_id;
   model.created = std::time(nullptr);
-  model.tokenizer = &loaded->tokenizer;
+  model.tokenizer = &engine->tokenizer;
   model.service = &service;
-  model.stop_tokens = loaded->stop_tokens();
+  model.stop_tokens = engine->stop_tokens();
+  model.trie = make_token_trie(engine->tokenizer);
   model.replay = &replay;
-  model.trie = make_token_trie(loaded->tokenizer);
-  model.sampling_defaults = sampling_defaults(loaded->model.config.generation);
-  model.vocabulary = std::min(loaded->model.config.shape.vocab, loaded->tokenizer.vocab_size());
-
+  model.sampling_defaults = sampling_defaults(engine->model.config.generation);
+  model.vocabulary = std::min(engine->model.config.shape.vocab, engine->tokenizer.vocab_size());
   options.access.host = options.http.host;
-  ApiOptions api_options;
-  api_options.access = options.access;
-  api_options.log = log;
-  ApiServer api(model, std::move(api_options));
-  HttpServer http(
-      options.http, [&](HttpExchange& exchange) { api.handle(exchange); },
-      [&](HttpExchange& exchange, const HttpError& error) { api.handle_error(exchange, error); });
+  api.emplace(model, ApiOptions{.access = options.access, .log = log});
 
-  std::jthread engine([&](const std::stop_token& stop) { loaded->scheduler->run(stop); });
+  std::jthread token_loop([&](const std::stop_token& stop) { engine->scheduler->run(stop); });
   int n_signals = 0;
-  signals.start([&] {
-    api.begin_shutdown();
+  const SignalThread on_signal(signals, [&] {
+    api->begin_shutdown();
     log(n_signals == 0 ? "stopping; a second signal stops at once" : "stopping at once");
-    if (n_signals++ > 0) engine.request_stop();  // cancels what runs
+    if (n_signals++ > 0) token_loop.request_stop();  // cancels what runs
     http.stop();
   });
   if (events.on_listening) events.on_listening(url(options, http.port()));
   http.run(options.shutdown_grace);
-  engine.request_stop();
 }
 
 }  // namespace calla

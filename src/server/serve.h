@@ -25,8 +25,8 @@ struct ServeEvents {
   std::function<void(const std::string& url)> on_listening;  // once: requests are answered from now on
 };
 
-// Returns after SIGINT or SIGTERM: running replies get `shutdown_grace`, then all is cancelled; a second signal cancels at
-// once. Throws UsageError for an insecure combination of options, CheckpointError, DeviceError.
+// Returns after SIGINT or SIGTERM: running replies get `shutdown_grace`, then all is cancelled; a second signal cancels
+// at once. Throws UsageError for an insecure combination of options, CheckpointError, DeviceError.
 void serve(ServeOptions options, const ServeEvents& events);
 
 }  // namespace calla
