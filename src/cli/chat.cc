@@ -13,7 +13,7 @@
 #include "chat/render.h"
 #include "chat/text.h"
 #include "cli/commands.h"
-#include "cli/local_engine.h"
+#include "cli/options.h"
 #include "cli/reply_printer.h"
 
 namespace calla {
@@ -62,7 +62,7 @@ class LineReader {
 
 class Conversation {
  public:
-  Conversation(const ChatOptions& options, LocalEngine& engine)
+  Conversation(const ChatOptions& options, LoadedEngine& engine)
       : options_(options), engine_(engine), thinking_(!options.no_think), system_(options.system) {}
 
   // A line of the user's. False: end.
@@ -184,7 +184,7 @@ class Conversation {
   }
 
   const ChatOptions& options_;
-  LocalEngine& engine_;
+  LoadedEngine& engine_;
   bool thinking_;
   std::string system_;
   std::vector<Message> messages_;
@@ -194,14 +194,14 @@ class Conversation {
 int chat(const ChatOptions& options) {
   SchedulerOptions scheduler_options;
   scheduler_options.max_sequences = 1;
-  const auto engine = load_engine(options.model, scheduler_options);
+  const auto engine = load_engine(engine_options(options.model, scheduler_options));
   LineReader reader;
   if (reader.interactive() && !options.model.quiet) {
     const Style style(STDERR_FILENO);
     std::fprintf(stderr, "%s%s%s, loaded in %s; %s\n/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends.\n",
-                 style.bold(), engine->model_name.c_str(), style.reset(), human_seconds(engine->load_seconds).c_str(),
+                 style.bold(), engine->name.c_str(), style.reset(), human_seconds(engine->load_seconds).c_str(),
                  engine->backend->description().c_str());
-    if (engine->model_name == "calla-tiny")
+    if (engine->name == "calla-tiny")
       std::fputs("calla-tiny is a toy: it knows dictionary words. Try: What is a kangaroo?\n", stderr);
   }
   Conversation conversation(options, *engine);

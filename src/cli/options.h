@@ -8,6 +8,7 @@
 
 #include "backend/sampling.h"
 #include "checkpoint/config.h"
+#include "runtime/loaded_engine.h"
 
 namespace calla {
 
@@ -30,11 +31,12 @@ struct ModelOptions {
 
 void add_model_options(CLI::App& command, ModelOptions& options);
 
+// What load_engine() needs; warnings go to stderr unless quiet.
+EngineOptions engine_options(const ModelOptions& options, const SchedulerOptions& scheduler);
+
 // Where the model is: the option, $CALLA_MODEL, a model fetched by `calla pull` under that name, or the bundled one.
 // Throws UsageError if there is none.
 std::filesystem::path find_model(const std::string& option);
-// Where models from `calla pull` live: $CALLA_HOME, else ~/.cache/calla, and there models/ORG--NAME.
-std::filesystem::path models_home();
 
 struct SamplingOptions {
   std::optional<float> temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty;

@@ -7,7 +7,7 @@
 #include "chat/json.h"
 #include "chat/render.h"
 #include "cli/commands.h"
-#include "cli/local_engine.h"
+#include "cli/options.h"
 #include "cli/reply_printer.h"
 
 namespace calla {
@@ -31,7 +31,7 @@ int run(const RunOptions& options) {
   SchedulerOptions scheduler_options;
   scheduler_options.max_sequences = 1;
   scheduler_options.cache_snapshots = 0;
-  const auto engine = load_engine(options.model, scheduler_options);
+  const auto engine = load_engine(engine_options(options.model, scheduler_options));
 
   ReplyOptions reply;
   reply.stop = options.stop;
@@ -67,7 +67,7 @@ int run(const RunOptions& options) {
   const std::string finish_reason = printer->finish_reason();
   const GenerationResult& result = printer->result();
   if (options.json) {
-    Json json = {{"model", engine->model_name},
+    Json json = {{"model", engine->name},
                  {"backend", engine->backend->name()},
                  {"content", printer->content()},
                  {"reasoning", printer->reasoning()},

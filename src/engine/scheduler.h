@@ -25,6 +25,7 @@ struct SchedulerOptions {
   int max_sequences = 8;     // that run at once
   int max_queue = 64;        // requests that wait; more are refused
   int prefill_chunk = 512;   // tokens of a prompt between two looks at the other sequences
+  int shared_chunk = 128;    // the same while others decode: smaller, so that their tokens keep coming
   int kv_tokens = 0;         // positions in the KV pool, shared by running sequences and the cache; 0: as planned by
                              // plan_state()
   int cache_snapshots = -1;  // recurrent slots for the prefix cache; -1: as planned by plan_state(); 0: no cache

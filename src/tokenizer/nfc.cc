@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bitset>
+#include <cstddef>
 #include <iterator>
 #include <memory>
 #include <vector>

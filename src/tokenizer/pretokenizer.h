@@ -1,5 +1,6 @@
 #pragma once
 // The pre-tokeniser: cuts text into the words within which BPE merges, by the regex of tokenizer.json.
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <string_view>

@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <numeric>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "tests/tokenizer/tiny_json.h"
