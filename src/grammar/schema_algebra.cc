@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kMaxSchemaDepth = 64;
 constexpr size_t kMaxAlternatives = 2000;
+constexpr size_t kMaxWork = 3'000'000;
 
 constexpr std::array<std::string_view, 7> kTypes = {"object", "array",   "string", "integer",
                                                     "number", "boolean", "null"};
@@ -19,6 +20,13 @@ constexpr std::array<std::string_view, 7> kTypes = {"object", "array",   "string
 // Keywords that restrict the value. All others (title, default, unknown ones) are annotations by JSON
 // Schema's rules.
 bool is_constraint(const std::string& key) { return is_supported_keyword(key) || is_unsupported_keyword(key); }
+
+size_t parts_of(const SchemaJson& schema) {
+  size_t count = 1;
+  if (schema.is_structured())
+    for (const SchemaJson& part : schema) count += parts_of(part);
+  return count;
+}
 
 SchemaJson all_of(const SchemaJson& a, const SchemaJson& b) {
   if (a == SchemaJson(true) || a == SchemaJson::object()) return b;
@@ -197,6 +205,8 @@ std::vector<SchemaJson> SchemaAlgebra::alternatives(const SchemaJson& schema, co
     return schema.get<bool>() ? std::vector{SchemaJson(SchemaJson::object())} : std::vector<SchemaJson>{};
   if (!schema.is_object())
     refuse_schema(at, "a schema is an object, true or false, not " + schema.dump().substr(0, 40));
+  work_ += parts_of(schema);
+  if (work_ > kMaxWork) refuse_schema(at, "its references and combinations multiply to too large a schema");
   SchemaJson base = SchemaJson::object();
   for (const auto& [key, value] : schema.items())
     if (key != "$ref" && key != "allOf" && key != "anyOf" && key != "oneOf" && is_constraint(key)) {
@@ -238,6 +248,8 @@ std::vector<SchemaJson> SchemaAlgebra::product(const std::vector<SchemaJson>& le
 }
 
 std::optional<SchemaJson> SchemaAlgebra::both(const SchemaJson& a, const SchemaJson& b, const SchemaPath& at) const {
+  work_ += parts_of(a) + parts_of(b);
+  if (work_ > kMaxWork) refuse_schema(at, "its references and combinations multiply to too large a schema");
   if (a.empty()) return b;
   if (b.empty()) return a;
   for (const auto& [one, other] : {std::pair(&a, &b), std::pair(&b, &a)})

@@ -331,6 +331,29 @@ TEST(SchemaBounds, AlternativesThatMultiplyAreRefused) {
   EXPECT_THROW(compile_schema(schema + "]}"), RequestError);
 }
 
+TEST(SchemaBounds, ReferencesThatMultiplyAreRefused) {
+  std::string schema = R"({"allOf":[{"$ref":"#/$defs/d0"}],"$defs":{)";
+  for (int i = 0; i < 40; ++i) {
+    const std::string next = R"({"$ref":"#/$defs/d)" + std::to_string(i + 1) + "\"}";
+    schema += "\"d" + std::to_string(i) + R"(":{"allOf":[)" + next + "," + next + "]},";
+  }
+  EXPECT_THROW(compile_schema(schema + R"("d40":{}}})"), RequestError);
+}
+
+TEST(SchemaBounds, AThousandPropertiesAreFine) {
+  std::string schema = R"({"type":"object","properties":{)";
+  for (int i = 0; i < 1000; ++i)
+    schema += (i > 0 ? ",\"" : "\"") + std::string("property_with_a_long_name_") + std::to_string(i) +
+              R"(":{"type":"integer"})";
+  const auto grammar = compile_schema(schema + "}}");
+  EXPECT_TRUE(takes(grammar, R"({"property_with_a_long_name_7":1,"property_with_a_long_name_999":2,"other":"x"})"));
+  EXPECT_FALSE(takes(grammar, R"({"property_with_a_long_name_7":"x"})"));
+}
+
+TEST(SchemaBounds, LongPatternsAreRefused) {
+  EXPECT_THROW(compile_schema(R"({"type":"string","pattern":")" + std::string(20'000, 'a') + "\"}"), RequestError);
+}
+
 TEST(SchemaBounds, AmbiguousRecursionStaysSmall) {
   // Two ways to read each level: the positions would double with every level if none were dropped.
   const auto grammar = compile_schema(R"({"$ref":"#/$defs/t","$defs":{"t":{"anyOf":[
