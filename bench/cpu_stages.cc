@@ -1,7 +1,7 @@
 // cpu_stages: speed of the cpu backend on a random model of the real widths, stage by stage, beside a probe
 // of the read bandwidth in the same run. Usage:
 //   cpu_stages [--layers 8] [--threads 0] [--depth 0,4096] [--prefill 512,256] [--steps 64] [--batch 1]
-//              [--ablate name] [--full]
+//              [--ablate name] [--full] [--sample]
 // The limit of decode is (weights + states + KV rows, read and written) / probed bandwidth.
 #include <algorithm>
 #include <array>
@@ -23,15 +23,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 struct Arguments {
   int layers = 8, threads = 0, steps = 64, batch = 1;
   std::vector<int> depths = {0, 4096}, prefills = {512, 256};
   std::vector<std::string> ablate;
-  bool full = false;
+  bool full = false, sample = false;
 };
 
 std::vector<int> numbers(const char* text) {
@@ -52,6 +50,10 @@ Arguments parse(int argc, char** argv) {
     const std::string name = argv[i];
     if (name == "--full") {
       a.full = true;
+      continue;
+    }
+    if (name == "--sample") {
+      a.sample = true;
       continue;
     }
     if (i + 1 == argc) break;
@@ -113,8 +115,7 @@ class Bench {
     backend_ = std::make_unique<cpu::CpuBackend>(shape_, model.weights(), options);
     const int deepest = *std::max_element(arguments.depths.begin(), arguments.depths.end());
     pages_per_sequence_ = (deepest + arguments.steps * 4) / kKvPageRows + 2;
-    for (int n : arguments.prefills)
-      pages_per_sequence_ = std::max(pages_per_sequence_, n / kKvPageRows + 2);
+    for (int n : arguments.prefills) pages_per_sequence_ = std::max(pages_per_sequence_, n / kKvPageRows + 2);
     backend_->allocate_state({arguments.batch, arguments.batch * pages_per_sequence_});
     pages_.resize(static_cast<size_t>(arguments.batch) * pages_per_sequence_);
     std::iota(pages_.begin(), pages_.end(), 0);
@@ -133,6 +134,12 @@ class Bench {
       sequences[i] = {i, std::span(pages_).subspan(i * pages_per_sequence_, pages_per_sequence_), depth, 1};
       heads[i].row = heads[i].sequence = i;
       heads[i].pick = true;
+      if (arguments_.sample) {
+        heads[i].sampling.temperature = 0.7f;
+        heads[i].sampling.top_k = 20;
+        heads[i].sampling.top_p = 0.95f;
+        heads[i].sampling.presence_penalty = 1.5f;
+      }
     }
     const auto step = [&] {
       for (TokenId& token : tokens) token = next_token();
@@ -158,8 +165,8 @@ class Bench {
         "decode, depth %d, batch %d: median %.2f ms (best %.2f) = %.1f tok/s; %.1f MB a step = %.1f GB/s; "
         "probe %.1f "
         "and %.1f GB/s; share of limit %.1f %%\n",
-        depth, batch, median * 1e3, times[0] * 1e3, batch / median, bytes / 1e6, bytes / median / 1e9, before,
-        after, 100 * bytes / median / 1e9 / probe);
+        depth, batch, median * 1e3, times[0] * 1e3, batch / median, bytes / 1e6, bytes / median / 1e9, before, after,
+        100 * bytes / median / 1e9 / probe);
     print_profile(arguments_.steps);
   }
 

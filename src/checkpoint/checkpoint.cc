@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
-constexpr size_t kMaxIndexBytes = 64u << 20;
+constexpr size_t kMaxIndexBytes = 8u << 20;
 
 using WeightMap = std::vector<std::pair<std::string, std::string>>;  // tensor -> file, ordered by tensor
 

@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kMaxConfigBytes = 16u << 20;
+constexpr size_t kMaxConfigBytes = 4u << 20;
 constexpr const char* kSupportedModel =
     "Calla runs Qwen3.6-35B-A3B and models of its architecture: model_type \"qwen3_5_moe\" "
     "(Qwen3_5MoeForConditionalGeneration or Qwen3_5MoeForCausalLM)";

@@ -39,8 +39,8 @@ class Engine {
     std::vector<HeadRow> heads;
     for (const Part& part : parts) {
       tokens.insert(tokens.end(), part.tokens.begin(), part.tokens.end());
-      sequences.push_back({part.sequence, std::span(pages_).subspan(part.sequence * kPages, kPages),
-                           part.position, static_cast<int>(part.tokens.size())});
+      sequences.push_back({part.sequence, std::span(pages_).subspan(part.sequence * kPages, kPages), part.position,
+                           static_cast<int>(part.tokens.size())});
       HeadRow head;
       head.row = static_cast<int>(tokens.size()) - 1;
       head.sequence = static_cast<int>(heads.size());
@@ -72,8 +72,7 @@ class Engine {
 
 std::vector<TokenId> random_tokens(int n, uint64_t seed, int vocab) {
   std::vector<TokenId> tokens(n);
-  for (int i = 0; i < n; ++i)
-    tokens[i] = static_cast<TokenId>(draw_uniform(seed, i) * static_cast<float>(vocab));
+  for (int i = 0; i < n; ++i) tokens[i] = static_cast<TokenId>(draw_uniform(seed, i) * static_cast<float>(vocab));
   return tokens;
 }
 
@@ -130,8 +129,7 @@ TEST_P(CpuExactness, ConcurrentSequences) {
   for (int i = 0; i < 3; ++i) {
     Engine engine(model_, 2, GetParam());
     prefill(engine, i, {tokens[i].begin(), tokens[i].begin() + lengths[i]}, 64);
-    for (int t = 0; t < 6; ++t)
-      solo[i].push_back(engine.step({{i, lengths[i] + t, {tokens[i][lengths[i] + t]}}})[0]);
+    for (int t = 0; t < 6; ++t) solo[i].push_back(engine.step({{i, lengths[i] + t, {tokens[i][lengths[i] + t]}}})[0]);
   }
   Engine engine(model_, 2, GetParam());
   for (int i = 0; i < 3; ++i) prefill(engine, i, {tokens[i].begin(), tokens[i].begin() + lengths[i]}, 50);

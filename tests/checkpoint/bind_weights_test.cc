@@ -381,6 +381,20 @@ TEST_F(BindWeights, CopiesTensorsAtOddAddresses) {
   EXPECT_TRUE(same(odd.weights.layers[3].attention->q, aligned.weights.layers[3].attention->q));
   EXPECT_TRUE(same(odd.weights.layers[1].moe.expert_down_proj, aligned.weights.layers[1].moe.expert_down_proj));
   EXPECT_EQ(odd.weights.layers[1].gdn->conv, aligned.weights.layers[1].gdn->conv);
+
+  // Padding the header once makes the copies unnecessary; a second time there is nothing to do.
+  uint64_t done = 0;
+  EXPECT_THAT(pad_headers(path(),
+                          [&](uint64_t at, uint64_t total) {
+                            EXPECT_LE(at, total);
+                            done = at;
+                          }),
+              testing::ElementsAre("model.safetensors"));
+  EXPECT_GT(done, 0u);
+  const LoadedModel padded = load_model(path());
+  EXPECT_EQ(padded.copied_bytes, 0u);
+  EXPECT_EQ(std::memcmp(padded.weights.lm_head.codes, aligned.weights.lm_head.codes, 32 * 8 * 4), 0);
+  EXPECT_THAT(pad_headers(path()), SizeIs(0));
 }
 
 }  // namespace

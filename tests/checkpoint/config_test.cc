@@ -217,8 +217,8 @@ TEST(Config, FilesOnDisk) {
   EXPECT_FALSE(read_model_config(temp.path()).generation.top_k.has_value());
   write_file(temp.path() / "generation_config.json", R"({"top_k":5})");
   EXPECT_EQ(read_model_config(temp.path()).generation.top_k, 5);
-  write_file(temp.path() / "config.json", std::string((16u << 20) + 1, ' '));
-  EXPECT_THAT(refusal([&] { read_model_config(temp.path()); }), HasSubstr("16.8 MB"));
+  write_file(temp.path() / "config.json", std::string((4u << 20) + 1, ' '));
+  EXPECT_THAT(refusal([&] { read_model_config(temp.path()); }), HasSubstr("4.2 MB"));
 }
 
 }  // namespace

@@ -146,8 +146,8 @@ HWY_INLINE __m512i Broadcast4(const int8_t* p) {
 // Adds one group to all rows. w[j]: 4 codes per lane; planes: the group's first byte in the row's block; the
 // second half of the codes meets the bytes at +kSecond.
 template <int kWords, int kSecond>
-HWY_INLINE void MultiplyGroup(const PanelArgs& a, const __m512i (&w)[kWords], size_t plane_offset,
-                              size_t group, __m512 scale, __m512 bias) {
+HWY_INLINE void MultiplyGroup(const PanelArgs& a, const __m512i (&w)[kWords], size_t plane_offset, size_t group,
+                              __m512 scale, __m512 bias) {
   // Locals: the stores below could alias the fields of `a`.
   const int32_t* rows = a.rows;
   const int8_t* planes = a.planes + plane_offset;
@@ -198,16 +198,14 @@ HWY_INLINE void UnpackGroup(const __m512i (&t)[16], int q, __m512i (&w)[kGroup /
 }
 
 template <int kBits, int kGroup>
-HWY_INLINE void MultiplyStepGroup(const PanelArgs& a, const __m512i (&t)[16], int q, size_t plane_offset,
-                                  size_t group, const uint32_t* packed) {
+HWY_INLINE void MultiplyStepGroup(const PanelArgs& a, const __m512i (&t)[16], int q, size_t plane_offset, size_t group,
+                                  const uint32_t* packed) {
   __m512i w[kGroup / 4];
   UnpackGroup<kBits, kGroup>(t, q, w);
   const __m512i words = _mm512_load_si512(packed);
-  const __m512 scale =
-      _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  const __m512 scale = _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
   const __m512 bias = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
-  MultiplyGroup<kGroup / 4, kBits == 4 ? kActivationBlock / 2 : kGroup / 2>(a, w, plane_offset, group, scale,
-                                                                            bias);
+  MultiplyGroup<kGroup / 4, kBits == 4 ? kActivationBlock / 2 : kGroup / 2>(a, w, plane_offset, group, scale, bias);
 }
 
 // For one row the transposition costs more than it saves. Each row of the weights is multiplied as it lies (64
@@ -222,8 +220,8 @@ HWY_INLINE void ReduceGroups(__m512i (&sums)[kPanel], __m512i (&out)[kGroups]) {
     t[i] = _mm512_add_epi32(_mm512_unpacklo_epi32(sums[2 * i], sums[2 * i + 1]),
                             _mm512_unpackhi_epi32(sums[2 * i], sums[2 * i + 1]));
   for (int i = 0; i < 4; ++i)
-    u[i] = _mm512_add_epi32(_mm512_unpacklo_epi64(t[2 * i], t[2 * i + 1]),
-                            _mm512_unpackhi_epi64(t[2 * i], t[2 * i + 1]));
+    u[i] =
+        _mm512_add_epi32(_mm512_unpacklo_epi64(t[2 * i], t[2 * i + 1]), _mm512_unpackhi_epi64(t[2 * i], t[2 * i + 1]));
   if constexpr (kGroups == 4) {
     const __m512i a = _mm512_shuffle_i32x4(u[0], u[1], 0x88), b = _mm512_shuffle_i32x4(u[2], u[3], 0x88);
     const __m512i c = _mm512_shuffle_i32x4(u[0], u[1], 0xdd), d = _mm512_shuffle_i32x4(u[2], u[3], 0xdd);
@@ -232,10 +230,8 @@ HWY_INLINE void ReduceGroups(__m512i (&sums)[kPanel], __m512i (&out)[kGroups]) {
     out[1] = _mm512_shuffle_i32x4(c, d, 0x88);
     out[3] = _mm512_shuffle_i32x4(c, d, 0xdd);
   } else {
-    const __m512i a =
-        _mm512_add_epi32(_mm512_shuffle_i32x4(u[0], u[1], 0x88), _mm512_shuffle_i32x4(u[0], u[1], 0xdd));
-    const __m512i b =
-        _mm512_add_epi32(_mm512_shuffle_i32x4(u[2], u[3], 0x88), _mm512_shuffle_i32x4(u[2], u[3], 0xdd));
+    const __m512i a = _mm512_add_epi32(_mm512_shuffle_i32x4(u[0], u[1], 0x88), _mm512_shuffle_i32x4(u[0], u[1], 0xdd));
+    const __m512i b = _mm512_add_epi32(_mm512_shuffle_i32x4(u[2], u[3], 0x88), _mm512_shuffle_i32x4(u[2], u[3], 0xdd));
     const __m512i low = _mm512_shuffle_i32x4(a, b, 0x88), high = _mm512_shuffle_i32x4(a, b, 0xdd);
     if constexpr (kGroups == 2) {
       out[0] = low;
@@ -285,7 +281,8 @@ HWY_INLINE void AffineOneRow(const PanelArgs& a) {
       const auto step = static_cast<size_t>(g / kGroupsPerStep);
       prefetch.Step();
       const size_t offset = step * kStepBytes;
-      const int8_t* p = planes + step * kStep / kActivationBlock * (2 * kActivationBlock) + step * kStep % kActivationBlock;
+      const int8_t* p =
+          planes + step * kStep / kActivationBlock * (2 * kActivationBlock) + step * kStep % kActivationBlock;
       __m512i sums[kPanel], group_sums[kGroupsPerStep];
       const std::byte* codes = a.codes + offset;
       if (offset + kStepBytes <= row_bytes) {
@@ -336,9 +333,7 @@ inline void LoadTransposed(const std::byte* const (&rows)[kPanel], size_t offset
   const hn::FixedTag<uint64_t, 2> d64;
   for (int n = 0; n < kPanel; n += 4)
     for (int j = 0; j < 16; j += 4) {
-      const auto load = [&](int i) {
-        return hn::LoadU(d32, reinterpret_cast<const uint32_t*>(from[n + i] + j * 4));
-      };
+      const auto load = [&](int i) { return hn::LoadU(d32, reinterpret_cast<const uint32_t*>(from[n + i] + j * 4)); };
       const auto r0 = load(0), r1 = load(1), r2 = load(2), r3 = load(3);
       const auto a0 = hn::BitCast(d64, hn::InterleaveLower(d32, r0, r1));
       const auto a1 = hn::BitCast(d64, hn::InterleaveUpper(d32, r0, r1));
@@ -352,13 +347,11 @@ inline void LoadTransposed(const std::byte* const (&rows)[kPanel], size_t offset
 #endif
 }
 
-inline void LoadScales(const PanelRows& rows, int first, int groups,
-                       uint32_t (&packed)[kScaleBlock][kPanel]) {
+inline void LoadScales(const PanelRows& rows, int first, int groups, uint32_t (&packed)[kScaleBlock][kPanel]) {
   const int count = std::min(kScaleBlock, groups - first);
   for (int n = 0; n < kPanel; ++n)
     for (int g = 0; g < count; ++g)
-      packed[g][n] =
-          (static_cast<uint32_t>(rows.scales[n][first + g].bits) << 16) | rows.biases[n][first + g].bits;
+      packed[g][n] = (static_cast<uint32_t>(rows.scales[n][first + g].bits) << 16) | rows.biases[n][first + g].bits;
 }
 
 HWY_INLINE int32_t Load4(const int8_t* p) {
@@ -417,9 +410,42 @@ HWY_INLINE hn::VFromD<IntTag> DotGroup(const uint8_t* w, const int8_t* p, int se
       if (kBits == 8) half[plane] = vdotq_s32(half[plane], vdupq_n_s8(64), v);
     }
   }
-  for (int plane = 0; plane < 2; ++plane)
-    sum[plane] = vaddq_s32(sum[plane], vaddq_s32(half[plane], half[plane]));
+  for (int plane = 0; plane < 2; ++plane) sum[plane] = vaddq_s32(sum[plane], vaddq_s32(half[plane], half[plane]));
   return hn::VFromD<IntTag>(vaddq_s32(vshlq_n_s32(sum[0], 7), sum[1]));
+}
+
+#elif HWY_TARGET == HWY_NEON
+
+// 4 lanes, without sdot: products are added up in 16 bits, and pairs of them in 32. Products of 4-bit codes fit 16 bits
+// for a whole group (16 * 15 * 127 < 2^15); codes of 8 bits are taken as code - 128, and widened after each dword.
+template <int kBits, int kWords>
+HWY_INLINE hn::VFromD<IntTag> DotGroup(const uint8_t* w, const int8_t* p, int second) {
+  int32x4_t total[2];
+  for (int plane = 0; plane < 2; ++plane) {
+    int16x8_t low16 = vdupq_n_s16(0), high16 = low16;
+    int32x4_t low32 = vdupq_n_s32(0), high32 = low32, x_sum = low32;
+    for (int j = 0; j < kWords; ++j) {
+      const int8_t* x = j < kWords / 2 ? p + 4 * j : p + second + 4 * (j - kWords / 2);
+      const int8x8_t v = vreinterpret_s8_s32(vdup_n_s32(Load4(x + plane * kActivationBlock)));
+      uint8x16_t codes = vld1q_u8(w + j * kPanel * 4);
+      if constexpr (kBits == 4) {
+        low16 = vmlal_s8(low16, vreinterpret_s8_u8(vget_low_u8(codes)), v);
+        high16 = vmlal_s8(high16, vreinterpret_s8_u8(vget_high_u8(codes)), v);
+      } else {
+        codes = veorq_u8(codes, vdupq_n_u8(0x80));
+        low32 = vpadalq_s16(low32, vmull_s8(vreinterpret_s8_u8(vget_low_u8(codes)), v));
+        high32 = vpadalq_s16(high32, vmull_s8(vreinterpret_s8_u8(vget_high_u8(codes)), v));
+        x_sum = vpadalq_s16(x_sum, vmovl_s8(v));
+      }
+    }
+    if constexpr (kBits == 4) {
+      low32 = vpaddlq_s16(low16);
+      high32 = vpaddlq_s16(high16);
+    }
+    total[plane] = vpaddq_s32(low32, high32);
+    if constexpr (kBits == 8) total[plane] = vaddq_s32(total[plane], vshlq_n_s32(vpaddq_s32(x_sum, x_sum), 7));
+  }
+  return hn::VFromD<IntTag>(vaddq_s32(vshlq_n_s32(total[0], 7), total[1]));
 }
 
 #else
@@ -506,14 +532,13 @@ void AffinePanel(const PanelArgs& a) {
       alignas(64) uint32_t t[16][kPanel];
 #endif
       LoadTransposed(rows.codes, step * kStepBytes, a.row_bytes, t);
-      const size_t block =
-          step * kStep / kActivationBlock * (2 * kActivationBlock) + step * kStep % kActivationBlock;
+      const size_t block = step * kStep / kActivationBlock * (2 * kActivationBlock) + step * kStep % kActivationBlock;
       HWY_UNROLL(4)
       for (int q = 0; q < kGroupsPerStep; ++q) {
         if (g + q >= end) break;
         constexpr int kBytes = kBits == 4 ? kGroup / 2 : kGroup;
-        MultiplyStepGroup<kBits, kGroup>(a, t, q, block + static_cast<size_t>(q) * kBytes,
-                                         static_cast<size_t>(g + q), packed[((g + q) >> shift) - first]);
+        MultiplyStepGroup<kBits, kGroup>(a, t, q, block + static_cast<size_t>(q) * kBytes, static_cast<size_t>(g + q),
+                                         packed[((g + q) >> shift) - first]);
       }
     }
   }
@@ -570,8 +595,7 @@ void FloatPanel(const PanelArgs& a) {
             const auto bias = hn::BitCast(df, hn::ShiftLeft<16>(pair));
             auto rest = word;
             for (int i = 0; i < kPerDword; ++i) {
-              const auto code =
-                  hn::ConvertTo(df, hn::BitCast(di, hn::And(rest, hn::Set(dw, (1u << kBits) - 1))));
+              const auto code = hn::ConvertTo(df, hn::BitCast(di, hn::And(rest, hn::Set(dw, (1u << kBits) - 1))));
               hn::Store(hn::MulAdd(scale, code, bias), df, &w[j * kPerDword + i][n]);
               rest = hn::ShiftRight<kBits>(rest);
             }

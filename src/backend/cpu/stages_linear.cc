@@ -1,10 +1,6 @@
 // Stages that are matrices times rows: the projections around the mixers, the embedding and the head; and
 // pick.
-#include <algorithm>
-#include <vector>
-
 #include "backend/cpu/cpu_backend.h"
-#include "backend/sampling.h"
 #include "base/check.h"
 
 namespace calla::cpu {
@@ -13,8 +9,7 @@ namespace {
 // One row of a matrix in fp32.
 void expand_row(const WeightMatrix& matrix, int n, float* out) {
   if (matrix.format == WeightFormat::kBf16) {
-    for (int k = 0; k < matrix.k; ++k)
-      out[k] = to_float(matrix.values[static_cast<size_t>(n) * matrix.k + k]);
+    for (int k = 0; k < matrix.k; ++k) out[k] = to_float(matrix.values[static_cast<size_t>(n) * matrix.k + k]);
     return;
   }
   const int per_word = 32 / matrix.bits;
@@ -59,7 +54,7 @@ void CpuBackend::project_gdn(int layer) {
   Profile::Scope scope(profile_, Stage::kProjectGdn);
   const GdnWeights& w = *weights_.layers[layer].gdn;
   norm_rows(weights_.layers[layer].input_norm, normed_.data());
-  inputs_.prepare(normed_.data(), shape_.hidden, rows_, shape_.hidden,
+  inputs_.prepare(normed_.data(), shape_.hidden, nullptr, rows_, shape_.hidden,
                   linear_.codings({&w.in_qkv, &w.in_z, &w.in_a, &w.in_b}), kernels_.row, threads_);
   const auto heads = static_cast<size_t>(shape_.gdn_value_heads);
   const Product products[] = {
@@ -76,7 +71,7 @@ void CpuBackend::project_attention(int layer) {
   Profile::Scope scope(profile_, Stage::kProjectAttention);
   const AttentionWeights& w = *weights_.layers[layer].attention;
   norm_rows(weights_.layers[layer].input_norm, normed_.data());
-  inputs_.prepare(normed_.data(), shape_.hidden, rows_, shape_.hidden, linear_.codings({&w.q, &w.k, &w.v}),
+  inputs_.prepare(normed_.data(), shape_.hidden, nullptr, rows_, shape_.hidden, linear_.codings({&w.q, &w.k, &w.v}),
                   kernels_.row, threads_);
   const Product products[] = {
       {w.q, slot(Slot::kAttnQGate), static_cast<size_t>(2 * shape_.q_width())},
@@ -91,7 +86,7 @@ void CpuBackend::project_residual(int layer) {
   Profile::Scope scope(profile_, Stage::kProjectResidual);
   const LayerWeights& w = weights_.layers[layer];
   const WeightMatrix& out = w.gdn ? w.gdn->out : w.attention->out;
-  inputs_.prepare(slot(Slot::kMixed), shape_.mixer_width(), rows_, out.k, linear_.codings({&out}),
+  inputs_.prepare(slot(Slot::kMixed), shape_.mixer_width(), nullptr, rows_, out.k, linear_.codings({&out}),
                   kernels_.row, threads_);
   const Product product{out, slot(Slot::kResidual), static_cast<size_t>(shape_.hidden), true};
   linear_.multiply({&product, 1}, inputs_, rows_);
@@ -105,7 +100,7 @@ void CpuBackend::head() {
   for (int i = 0; i < heads; ++i)
     kernels_.row.rmsnorm(row(Slot::kResidual, batch_.heads[i].row), weights_.final_norm.data(), shape_.hidden,
                          shape_.rms_eps, normed_.data() + i * hidden);
-  inputs_.prepare(normed_.data(), hidden, heads, shape_.hidden, linear_.codings({&weights_.lm_head}),
+  inputs_.prepare(normed_.data(), hidden, nullptr, heads, shape_.hidden, linear_.codings({&weights_.lm_head}),
                   kernels_.row, threads_);
   const Product product{weights_.lm_head, current().logits.data(), static_cast<size_t>(shape_.vocab)};
   linear_.multiply({&product, 1}, inputs_, heads);
@@ -115,25 +110,18 @@ void CpuBackend::head() {
 void CpuBackend::pick() {
   Profile::Scope scope(profile_, Stage::kPick);
   Step& step = current();
-  threads_.for_each(batch_.heads.size(), [&](size_t i, size_t, int) {
+  threads_.for_each(batch_.heads.size(), [&](size_t i, size_t, int thread) {
     const HeadRow& head = batch_.heads[i];
     if (!head.pick) return;
-    const SequenceRows& sequence = batch_.sequences[head.sequence];
-    const std::span<float> logits = step.logits.span().subspan(i * shape_.vocab, shape_.vocab);
-    const SamplingParams& sampling = head.sampling;
-    TokenId token = -1;
-    if (sampling.temperature <= 0 && !sampling.has_penalties() && head.allowed.empty()) {
-      token = static_cast<TokenId>(kernels_.row.argmax(logits.data(), shape_.vocab));
-    } else {
-      std::vector<float> scratch(logits.begin(), logits.end());
-      const int position = positions_[head.row] + 1;  // of the token picked now
-      token = pick_token(scratch, sampling, pool_.counts(sequence.recurrent_slot), head.allowed,
-                         static_cast<uint64_t>(position));
-    }
+    const int state = batch_.sequences[head.sequence].recurrent_slot;
+    const auto position = static_cast<uint64_t>(positions_[head.row] + 1);  // of the token picked now
+    const TokenId token =
+        pickers_[thread].pick(step.logits.span().subspan(i * shape_.vocab, shape_.vocab), head.sampling,
+                              pool_.counts(state), head.allowed, position, kernels_.row);
     step.picked[i] = token;
     if (token < 0) return;
-    pool_.count_token(sequence.recurrent_slot, token);
-    pool_.last_token(sequence.recurrent_slot) = token;
+    pool_.count_token(state, token);
+    pool_.last_token(state) = token;
   });
 }
 
