@@ -89,54 +89,54 @@ void merge_arrays(const SchemaJson& a, const SchemaJson& b, SchemaJson& out) {
 }  // namespace
 
 bool is_supported_keyword(const std::string& key) {
-  constexpr std::array<std::string_view, 27> kSupported = {"type",
-                                                           "enum",
-                                                           "const",
-                                                           "$ref",
-                                                           "allOf",
-                                                           "anyOf",
-                                                           "oneOf",
-                                                           "properties",
-                                                           "required",
-                                                           "additionalProperties",
-                                                           "patternProperties",
-                                                           "minProperties",
-                                                           "maxProperties",
-                                                           "items",
-                                                           "prefixItems",
-                                                           "additionalItems",
-                                                           "minItems",
-                                                           "maxItems",
-                                                           "minLength",
-                                                           "maxLength",
-                                                           "pattern",
-                                                           "format",
-                                                           "minimum",
-                                                           "maximum",
-                                                           "exclusiveMinimum",
-                                                           "exclusiveMaximum",
-                                                           "multipleOf"};
-  return std::find(kSupported.begin(), kSupported.end(), key) != kSupported.end();
+  constexpr std::string_view kSupported[] = {"type",
+                                             "enum",
+                                             "const",
+                                             "$ref",
+                                             "allOf",
+                                             "anyOf",
+                                             "oneOf",
+                                             "properties",
+                                             "required",
+                                             "additionalProperties",
+                                             "patternProperties",
+                                             "propertyNames",
+                                             "minProperties",
+                                             "maxProperties",
+                                             "items",
+                                             "prefixItems",
+                                             "additionalItems",
+                                             "minItems",
+                                             "maxItems",
+                                             "minLength",
+                                             "maxLength",
+                                             "pattern",
+                                             "format",
+                                             "minimum",
+                                             "maximum",
+                                             "exclusiveMinimum",
+                                             "exclusiveMaximum",
+                                             "multipleOf"};
+  return std::find(std::begin(kSupported), std::end(kSupported), key) != std::end(kSupported);
 }
 
 bool is_unsupported_keyword(const std::string& key) {
-  constexpr std::array<std::string_view, 16> kUnsupported = {"not",
-                                                             "if",
-                                                             "then",
-                                                             "else",
-                                                             "dependencies",
-                                                             "dependentRequired",
-                                                             "dependentSchemas",
-                                                             "propertyNames",
-                                                             "contains",
-                                                             "minContains",
-                                                             "maxContains",
-                                                             "uniqueItems",
-                                                             "unevaluatedProperties",
-                                                             "unevaluatedItems",
-                                                             "$dynamicRef",
-                                                             "$recursiveRef"};
-  return std::find(kUnsupported.begin(), kUnsupported.end(), key) != kUnsupported.end();
+  constexpr std::string_view kUnsupported[] = {"not",
+                                               "if",
+                                               "then",
+                                               "else",
+                                               "dependencies",
+                                               "dependentRequired",
+                                               "dependentSchemas",
+                                               "contains",
+                                               "minContains",
+                                               "maxContains",
+                                               "uniqueItems",
+                                               "unevaluatedProperties",
+                                               "unevaluatedItems",
+                                               "$dynamicRef",
+                                               "$recursiveRef"};
+  return std::find(std::begin(kUnsupported), std::end(kUnsupported), key) != std::end(kUnsupported);
 }
 
 void refuse_schema(const SchemaPath& at, const std::string& problem) {
@@ -284,10 +284,9 @@ std::optional<SchemaJson> SchemaAlgebra::both(const SchemaJson& a, const SchemaJ
   merge_arrays(a, b, out);
 
   const auto is_done = [](const std::string& key) {
-    constexpr std::array<std::string_view, 9> kDone = {
-        "type",     "enum",  "const",       "properties",     "additionalProperties",
-        "required", "items", "prefixItems", "additionalItems"};
-    return std::find(kDone.begin(), kDone.end(), key) != kDone.end();
+    constexpr std::string_view kDone[] = {"type",     "enum",  "const",       "properties",     "additionalProperties",
+                                          "required", "items", "prefixItems", "additionalItems"};
+    return std::find(std::begin(kDone), std::end(kDone), key) != std::end(kDone);
   };
   for (const SchemaJson* side : {&a, &b})
     for (const auto& [key, value] : side->items()) {

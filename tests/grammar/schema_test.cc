@@ -115,6 +115,10 @@ INSTANTIATE_TEST_SUITE_P(
         Case{R"({"type":"object","patternProperties":{"^x[0-9]+$":{"type":"null"}},"additionalProperties":false})",
              {"{}", R"({"x1":null})", R"({"x1":null,"x23":null})"},
              {R"({"x":null})", R"({"y1":null})", R"({"x1":1})"}},
+        Case{R"({"type":"object","propertyNames":{"enum":["a","b"]},"additionalProperties":{"type":"integer"}})",
+             {"{}", R"({"b":1,"a":2})"},
+             {R"({"c":1})", R"({"a":"x"})"}},
+        Case{R"({"propertyNames":{"maxLength":2}})", {R"({"ab":[]})"}, {R"({"abc":1})"}},
         Case{R"({"type":"object","required":["k"],"additionalProperties":{"type":"integer"}})",
              {R"({"k":1,"l":2})"},
              {"{}", R"({"l":2})", R"({"k":"a"})"}},
@@ -278,6 +282,7 @@ INSTANTIATE_TEST_SUITE_P(
     All, RefusedSchemas,
     testing::Values(
         Refusal{R"({"properties":{"a":{"not":{}}}})", "#/properties/a/not: the keyword \"not\" is not supported"},
+        Refusal{R"({"properties":{"a":{}},"propertyNames":{"maxLength":2}})", "#/propertyNames"},
         Refusal{R"({"type":"array","uniqueItems":true})", "uniqueItems"}, Refusal{R"({"if":{},"then":{}})", "#/if"},
         Refusal{R"({"type":"object","dependentRequired":{"a":["b"]}})", "dependentRequired"},
         Refusal{R"({"$ref":"other.json#/a"})", "only references into the same schema"},
