@@ -1,6 +1,7 @@
 """Texts that are hard on a tokenizer: many scripts, code, emoji, marks, odd white space, controls, random Unicode.
 
-corpus(count, seed, vocabulary) is the same list on every machine. The sentences were written for this project.
+corpus(count, seed, vocabulary) gives the same list whenever Python has the same Unicode version. The sentences were
+written for this project.
 """
 import random
 import unicodedata
@@ -144,3 +145,20 @@ def corpus(count, seed, vocabulary):
     while len(texts) < count:
         texts.append(maker.kinds[len(texts) % len(maker.kinds)]())
     return texts[:count]
+
+
+def damaged(count, seed):
+    """Byte strings that are mostly not UTF-8: characters cut, joined with stray bytes, overlong forms, surrogates."""
+    rng = random.Random(seed)
+    parts = [*(t.encode() for t in "aé天👩\u0301 "), b"\xc0\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xf8\x88", b"\xff",
+             b"\xe0\x80", b"\xf0\x8f", b"\x80", b"\xbf\xc3"]
+
+    def part():
+        return rng.choice([rng.randbytes(rng.randint(1, 4)), rng.choice(parts), rng.choice(parts)[:rng.randint(1, 3)]])
+    return [b"".join(part() for _ in range(rng.randint(1, 12))) for _ in range(count)]
+
+
+def every_character():
+    """For each code point a text that has it beside letters, digits, spaces, signs, quotes, marks and jamo."""
+    return [f"a{c}b {c} {c}{c}'{c}1{c}!{c}\n{c}\u0301{c}\u0323\u0301a{c}\u0316 \u1100{c}\u11a8{c}"
+            for c in map(chr, range(0x110000)) if not "\ud800" <= c <= "\udfff"]

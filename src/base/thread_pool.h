@@ -19,10 +19,8 @@ template <class Result, class... Args>
 class FunctionRef<Result(Args...)> {
  public:
   template <class F>
-  requires(!std::is_same_v<std::remove_cvref_t<F>, FunctionRef>)
-      FunctionRef(F&& f)  // NOLINT: implicit on purpose
-      : object_(const_cast<void*>(static_cast<const void*>(&f))),
-        call_([](void* object, Args... args) -> Result {
+  requires(!std::is_same_v<std::remove_cvref_t<F>, FunctionRef>) FunctionRef(F&& f)  // NOLINT: implicit on purpose
+      : object_(const_cast<void*>(static_cast<const void*>(&f))), call_([](void* object, Args... args) -> Result {
           return (*static_cast<std::remove_reference_t<F>*>(object))(std::forward<Args>(args)...);
         }) {}
   Result operator()(Args... args) const { return call_(object_, std::forward<Args>(args)...); }
@@ -50,13 +48,22 @@ class ThreadPool {
   // `grain`, so that a slow thread takes fewer. The pieces do not depend on the number of threads.
   void parallel_for(size_t count, size_t grain, FunctionRef<void(size_t begin, size_t end, int thread)> body);
 
-  // Calls body(index, next, thread) for each index in [0, count). A thread claims its next index before it
-  // does this one, so that the body can fetch ahead what that one will read; next == count: none.
+  // Calls body(index, next, thread) once for each index in [0, count). Each thread starts with a run of neighbouring
+  // indices, so that what lies side by side in memory is read by one thread in order, and takes half of what another
+  // has left when its own are done. `next` is the index that this thread will most likely do next (count: none): a
+  // hint for fetching ahead.
   void for_each(size_t count, FunctionRef<void(size_t index, size_t next, int thread)> body);
 
  private:
+  // A thread's share of for_each: the first index not yet taken (upper half) and the end.
+  struct alignas(64) Share {
+    std::atomic<uint64_t> range{0};
+  };
   void work(int thread);
+  bool take(size_t thread, uint32_t& index, bool& more);
+  bool steal(size_t thread);
 
+  std::vector<Share> shares_;  // one per thread
   std::vector<std::thread> workers_;
   const FunctionRef<void(int)>* body_ = nullptr;
   std::atomic<uint64_t> generation_{0};

@@ -22,14 +22,11 @@ namespace fs = std::filesystem;
 
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
-constexpr size_t kMaxIndexBytes = 64u << 20;
-
-bool by_name(const Tensor& a, const Tensor& b) { return a.name < b.name; }
+constexpr size_t kMaxIndexBytes = 8u << 20;
 
 using WeightMap = std::vector<std::pair<std::string, std::string>>;  // tensor -> file, ordered by tensor
 
-// The index's weight_map. File names must be plain names, so that an index cannot point outside its
-// directory.
+// The index's weight_map. File names must be plain names, so that an index cannot point outside its directory.
 WeightMap read_index(const fs::path& path) {
   const nlohmann::json index = parse_json(read_text_file(path, kMaxIndexBytes), path.string());
   const auto map = index.is_object() ? index.find("weight_map") : index.end();
@@ -131,7 +128,7 @@ Checkpoint Checkpoint::open(const fs::path& directory) {
     throw CheckpointError(directory.string() + ": has neither " + kSingleFile + " nor " + kIndexFile +
                           "; give the directory of a checkpoint in the MLX layout");
   }
-  std::sort(checkpoint.tensors_.begin(), checkpoint.tensors_.end(), by_name);
+  checkpoint.sort_tensors();
   for (size_t i = 1; i < checkpoint.tensors_.size(); ++i) {
     const Tensor& a = checkpoint.tensors_[i - 1];
     const Tensor& b = checkpoint.tensors_[i];
@@ -154,8 +151,7 @@ void Checkpoint::add_file(const std::string& name) {
   mappings_.push_back(std::move(file));
 }
 
-// Every tensor must be in the file that the index names. Tensors that the index leaves out are kept, with a
-// warning.
+// Every tensor must be in the file that the index names. Tensors that the index leaves out are kept, with a warning.
 void Checkpoint::check_index(const WeightMap& weight_map) {
   std::set<std::pair<std::string_view, std::string_view>> present;
   for (const Tensor& tensor : tensors_) present.emplace(tensor.name, files_[tensor.file]);
@@ -188,15 +184,28 @@ uint64_t Checkpoint::bytes() const {
   return sum;
 }
 
+Tensor& Checkpoint::at(const std::string& name) {
+  const Tensor* found = find(name);
+  check(found != nullptr, "no such tensor");
+  return tensors_[static_cast<size_t>(found - tensors_.data())];
+}
+
+void Checkpoint::sort_tensors() {
+  std::sort(tensors_.begin(), tensors_.end(), [](const Tensor& a, const Tensor& b) { return a.name < b.name; });
+}
+
+void Checkpoint::release(const Tensor& tensor) const {
+  const MappedFile& file = mappings_[static_cast<size_t>(tensor.file)];
+  file.advise(MemoryUse::kDontNeed, static_cast<size_t>(tensor.data.data() - file.bytes().data()), tensor.data.size());
+}
+
 uint64_t Checkpoint::align_tensors(std::span<const std::string> names) {
   constexpr uint64_t kAlignment = 64;               // a cache line
   std::vector<std::pair<Tensor*, uint64_t>> moves;  // tensor, offset in the copy
   uint64_t size = 0;
   for (const std::string& name : names) {
-    const Tensor* found = find(name);
-    check(found != nullptr, "align_tensors: no such tensor");
-    if (found->aligned()) continue;
-    Tensor& tensor = tensors_[static_cast<size_t>(found - tensors_.data())];
+    Tensor& tensor = at(name);
+    if (tensor.aligned()) continue;
     moves.emplace_back(&tensor, size);
     size += (tensor.data.size() + kAlignment - 1) / kAlignment * kAlignment;
   }
@@ -207,16 +216,38 @@ uint64_t Checkpoint::align_tensors(std::span<const std::string> names) {
     for (size_t i = begin; i < end; ++i) {
       const auto& [tensor, offset] = moves[i];
       std::memcpy(copy.bytes().data() + offset, tensor->data.data(), tensor->data.size());
+      release(*tensor);
     }
   });
-  for (const auto& [tensor, offset] : moves) {
-    const MappedFile& file = mappings_[tensor->file];
-    file.advise(MemoryUse::kDontNeed, static_cast<size_t>(tensor->data.data() - file.bytes().data()),
-                tensor->data.size());
-    tensor->data = copy.bytes().subspan(offset, tensor->data.size());
-  }
+  for (const auto& [tensor, offset] : moves) tensor->data = copy.bytes().subspan(offset, tensor->data.size());
   copies_.push_back(std::move(copy));
   return size;
+}
+
+uint64_t Checkpoint::split_rows(const std::string& name, const std::string& first, const std::string& second) {
+  const Tensor whole = at(name);
+  check(whole.shape.size() == 3 && whole.shape[1] % 2 == 0, "split_rows: [stack, 2 * rows, columns]");
+  const uint64_t stack = whole.shape[0];
+  AnonymousMemory copy(whole.data.size());
+  const size_t half = whole.data.size() / 2;
+  const size_t block = stack > 0 ? half / stack : 0;  // bytes of one half of one of the stack
+  for (uint64_t i = 0; i < stack; ++i) {
+    std::memcpy(copy.bytes().data() + i * block, whole.data.data() + 2 * i * block, block);
+    std::memcpy(copy.bytes().data() + half + i * block, whole.data.data() + (2 * i + 1) * block, block);
+  }
+  release(whole);
+  const std::vector<uint64_t> shape = {stack, whole.shape[1] / 2, whole.shape[2]};
+  at(name) = {first, whole.dtype, shape, copy.bytes().first(half), whole.file};
+  tensors_.push_back({second, whole.dtype, shape, copy.bytes().subspan(half), whole.file});
+  sort_tensors();
+  copies_.push_back(std::move(copy));
+  return 2 * half;
+}
+
+void Checkpoint::rename(const std::string& name, const std::string& new_name) {
+  check(find(new_name) == nullptr, "rename: the name is taken");
+  at(name).name = new_name;
+  sort_tensors();
 }
 
 std::vector<NonFinite> Checkpoint::verify(const Progress& progress) const {

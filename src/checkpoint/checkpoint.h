@@ -1,7 +1,6 @@
 #pragma once
 // Checkpoint: the tensors of a model directory, mapped. One file (model.safetensors) or several with an index
-// (model.safetensors.index.json). Opening reads the headers only; the weights are paged in by whoever uses
-// them.
+// (model.safetensors.index.json). Opening reads the headers only; the weights are paged in by whoever uses them.
 //
 // Reading order of this folder: safetensors.h (one file), checkpoint.h (a directory), config.h (config.json),
 // writer.h, quantise.h, synthetic.h (making checkpoints), inspect.h (the report).
@@ -56,20 +55,27 @@ class Checkpoint {
   // Things worth a line to the user that do not stand in the way of loading.
   const std::vector<std::string>& warnings() const { return warnings_; }
 
-  // Copies the tensors among `names` that lie at addresses unfit for their dtype into memory of the
-  // checkpoint's own, and points their `data` there. (MLX does not pad the header, so whole files can lie at
-  // odd addresses.) Returns the bytes copied. Cost: reads those tensors, and holds them in memory that cannot
-  // be paged out to the file.
+  // Copies the tensors among `names` that lie at addresses unfit for their dtype into memory of the checkpoint's own,
+  // and points their `data` there. (MLX does not pad the header, so whole files can lie at odd addresses.) Returns the
+  // bytes copied. Cost: reads those tensors, and holds them in memory that cannot be paged out to the file.
   uint64_t align_tensors(std::span<const std::string> names);
 
-  // Reads every float tensor (all of bf16, fp16, fp32: scales, biases, norms) and reports those with a NaN or
-  // an infinity, in the order of tensors(). `progress(done, total)` in bytes may be empty; it is called from
-  // this thread.
+  // Replaces a tensor [stack, 2 * rows, columns] by two of [stack, rows, columns]: the first half of the rows of each
+  // stack, and the second. Both are copies, held as those of align_tensors. Returns the bytes copied.
+  uint64_t split_rows(const std::string& name, const std::string& first, const std::string& second);
+  // Gives a tensor another name; a name that no other tensor has.
+  void rename(const std::string& name, const std::string& new_name);
+
+  // Reads every float tensor (all of bf16, fp16, fp32: scales, biases, norms) and reports those with a NaN or an
+  // infinity, in the order of tensors(). `progress(done, total)` in bytes may be empty; it is called from this thread.
   using Progress = std::function<void(uint64_t done, uint64_t total)>;
   std::vector<NonFinite> verify(const Progress& progress = {}) const;
 
  private:
   void add_file(const std::string& name);
+  Tensor& at(const std::string& name);  // it must be there
+  void sort_tensors();
+  void release(const Tensor& tensor) const;  // its pages of the mapping will not be read again
   void check_index(const std::vector<std::pair<std::string, std::string>>& weight_map);
 
   std::filesystem::path directory_;

@@ -15,13 +15,12 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kMaxConfigBytes = 16u << 20;
+constexpr size_t kMaxConfigBytes = 4u << 20;
 constexpr const char* kSupportedModel =
     "Calla runs Qwen3.6-35B-A3B and models of its architecture: model_type \"qwen3_5_moe\" "
     "(Qwen3_5MoeForConditionalGeneration or Qwen3_5MoeForCausalLM)";
 
-// Sizes that no kernel depends on still have bounds, so that products of them fit and mistakes are found
-// early.
+// Sizes that no kernel depends on still have bounds, so that products of them fit and mistakes are found early.
 constexpr int kMaxHidden = 1 << 16;
 constexpr int kMaxLayers = 1024;
 constexpr int kMaxVocab = 1 << 22;

@@ -50,9 +50,8 @@ struct ModelConfig {
   GenerationDefaults generation;
 };
 
-// Reads config.json and, if there is one, generation_config.json of a checkpoint directory. Throws
-// CheckpointError that names file and field when something is missing, out of range, or not what the kernels
-// are made for.
+// Reads config.json and, if there is one, generation_config.json of a checkpoint directory. Throws CheckpointError
+// that names file and field when something is missing, out of range, or not what the kernels are made for.
 ModelConfig read_model_config(const std::filesystem::path& directory);
 
 // The same from text; `file_name` is for messages.

@@ -126,7 +126,7 @@ class Lines {
  public:
   void field(const char* name, const std::string& value) {
     std::array<char, 32> label{};
-    std::snprintf(label.data(), label.size(), "%-18s", name);
+    std::snprintf(label.data(), label.size(), "%-20s", name);
     out_ << label.data() << value << '\n';
   }
   // Three columns: a name and two amounts, right-aligned.

@@ -25,8 +25,10 @@ std::string read_text_file(const std::filesystem::path& path, size_t max_bytes) 
 }
 
 std::string json_error_text(std::string_view message) {
-  // "[json.exception.parse_error.101] parse error at line 1, column 2: REASON; last read: 'INPUT'; expected
-  // ..."
+  // "[json.exception.parse_error.101] parse error at line 1, column 2: REASON; last read: 'INPUT'; expected ..."
+  // "[json.exception.out_of_range.406] REASON"
+  if (const size_t code = message.find("] "); message.starts_with('[') && code != std::string_view::npos)
+    message.remove_prefix(code + 2);
   if (const size_t place = message.find("column "); place != std::string_view::npos) {
     const size_t colon = message.find(": ", place);
     if (colon != std::string_view::npos) message.remove_prefix(colon + 2);
@@ -50,13 +52,16 @@ nlohmann::json parse_json(std::string_view text, const std::string& file_name) {
     }
     return true;
   };
+  // The library would take a zero byte for the end.
+  if (const size_t zero = text.find('\0'); zero != std::string_view::npos)
+    throw CheckpointError(file_name + ": not valid JSON at byte " + std::to_string(zero) + ": a zero byte");
   try {
     return json::parse(text.begin(), text.end(), watch);
   } catch (const json::parse_error& error) {
     throw CheckpointError(file_name + ": not valid JSON at byte " + std::to_string(error.byte) + ": " +
                           json_error_text(error.what()));
   } catch (const json::exception& error) {
-    throw CheckpointError(file_name + ": not valid JSON: " + describe_name(error.what()));
+    throw CheckpointError(file_name + ": not valid JSON: " + json_error_text(error.what()));
   }
 }
 

@@ -2,8 +2,8 @@
 // MappedFile: a file's bytes in memory without reading them, for as long as the object lives. Read-only.
 // AnonymousMemory: page-aligned zeroed memory of our own, given back when the object dies.
 //
-// A file that another program shortens while it is mapped makes later reads fail with SIGBUS; the length is
-// checked once, when it is mapped.
+// A file that another program shortens while it is mapped makes later reads fail with SIGBUS; the length is checked
+// once, when it is mapped.
 #include <cstddef>
 #include <filesystem>
 #include <span>

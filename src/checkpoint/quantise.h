@@ -1,6 +1,6 @@
 #pragma once
-// Affine quantisation as MLX does it: per group of inputs w = scale * code + bias, codes of 4 or 8 bits packed from the
-// low bits of 32-bit words up.
+// Affine quantisation as MLX does it: per group of inputs w = scale * code + bias, codes of 4 or 8 bits packed from
+// the low bits of 32-bit words up.
 #include <cstdint>
 #include <span>
 #include <vector>

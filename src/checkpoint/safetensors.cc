@@ -50,8 +50,8 @@ std::optional<Dtype> find_dtype(std::string_view name) {
   return std::nullopt;
 }
 
-// Receives the header's JSON piece by piece and builds the list of tensors, so that a hostile header costs no
-// more memory than its own names.
+// Receives the header's JSON piece by piece and builds the list of tensors, so that a hostile header costs no more
+// memory than its own names.
 class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   HeaderReader(const std::string& file_name, SafetensorsHeader& header) : file_(file_name), header_(header) {}
@@ -281,6 +281,10 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> file, const std::
          std::to_string(file.size()) + "; is the download complete?");
   const auto* text = reinterpret_cast<const char*>(file.data()) + 8;
   if (text[0] != '{') fail("the header does not begin with {; not a safetensors file?");
+  // The JSON library would take a zero byte for the end.
+  if (const void* zero = std::memchr(text, '\0', length); zero != nullptr)
+    fail("the header is not valid JSON at its byte " + std::to_string(static_cast<const char*>(zero) - text) +
+         ": a zero byte");
 
   SafetensorsHeader header;
   header.data_begin = 8 + length;

@@ -1,8 +1,7 @@
 #pragma once
-// The safetensors format: 8 bytes of header length (little-endian), a JSON header, then the tensors' bytes.
-// The header maps each tensor name to {"dtype", "shape", "data_offsets": [begin, end]}, offsets counted from
-// the end of the header; "__metadata__" maps strings to strings. The tensors cover the data without holes or
-// overlaps.
+// The safetensors format: 8 bytes of header length (little-endian), a JSON header, then the tensors' bytes. The header
+// maps each tensor name to {"dtype", "shape", "data_offsets": [begin, end]}, offsets counted from the end of the
+// header; "__metadata__" maps strings to strings. The tensors cover the data without holes or overlaps.
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -35,8 +34,8 @@ enum class Dtype : uint8_t {
 std::string_view dtype_name(Dtype dtype);  // as the file spells it: "BF16"
 size_t dtype_bytes(Dtype dtype);
 
-// A longer header is refused: a header of a real checkpoint with thousands of tensors has under 1 MB.
-inline constexpr uint64_t kMaxHeaderBytes = 100u << 20;
+// A longer header is refused. A checkpoint with two thousand tensors has a header of 250 kB.
+inline constexpr uint64_t kMaxHeaderBytes = 16u << 20;
 
 struct TensorEntry {
   std::string name;
@@ -52,10 +51,9 @@ struct SafetensorsHeader {
   std::vector<std::pair<std::string, std::string>> metadata;
 };
 
-// Parses and checks the header against the whole file. Throws CheckpointError, naming `file_name`, on
-// anything that breaks the format: afterwards every tensor's range lies inside the file, has the size that
-// its dtype and shape ask for, and overlaps no other. Alignment is not part of the format: writers exist that
-// do not pad the header.
+// Parses and checks the header against the whole file. Throws CheckpointError, naming `file_name`, on anything that
+// breaks the format: afterwards every tensor's range lies inside the file, has the size that its dtype and shape ask
+// for, and overlaps no other. Alignment is not part of the format: writers exist that do not pad the header.
 SafetensorsHeader parse_safetensors(std::span<const std::byte> file, const std::string& file_name);
 
 }  // namespace calla

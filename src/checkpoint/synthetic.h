@@ -53,8 +53,8 @@ struct SyntheticTensor {
 // The tensors of the checkpoint, in the order of the file: embedding, layers, norm, head.
 std::vector<SyntheticTensor> synthetic_tensors(const SyntheticOptions& options);
 
-// Writes bytes [offset, offset + out.size()) of a tensor, both multiples of 8 or up to the tensor's end. Any part can be
-// made on its own and comes out the same.
+// Writes bytes [offset, offset + out.size()) of a tensor, both multiples of 8 or up to the tensor's end. Any part can
+// be made on its own and comes out the same.
 void fill_synthetic(const SyntheticTensor& tensor, uint64_t offset, std::span<std::byte> out);
 
 // config.json and generation_config.json, as an MLX conversion writes them.

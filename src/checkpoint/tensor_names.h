@@ -11,8 +11,7 @@ namespace calla {
 //   language_model.lm_head, lm_head                                -> lm_head
 std::string_view canonical_name(std::string_view name);
 
-// A part of the checkpoint that the engine has no use for: the vision tower, and the multi-token-prediction
-// layers.
+// A part of the checkpoint that the engine has no use for: the vision tower, and the multi-token-prediction layers.
 bool is_unused_part(std::string_view name);
 
 }  // namespace calla

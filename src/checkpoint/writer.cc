@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
+#include "checkpoint/checkpoint.h"
 
 namespace calla {
 namespace {
@@ -48,6 +49,17 @@ std::vector<size_t> split_into_shards(std::span<const TensorSpec> tensors, uint6
   }
   begins.push_back(tensors.size());
   return begins;
+}
+
+// Writes the header of a safetensors file, padded with spaces. Returns where the data begins.
+uint64_t write_header(PartialFile& file, std::string text) {
+  while ((8 + text.size()) % kDataAlignment != 0) text += ' ';
+  const uint64_t length = text.size();
+  std::string prefix(sizeof(length), '\0');
+  std::memcpy(prefix.data(), &length, sizeof(length));
+  text.insert(0, prefix);
+  file.write(0, std::as_bytes(std::span(text)));
+  return text.size();
 }
 
 // Fills and writes the tensors of one file, all threads at pieces that follow one another.
@@ -134,14 +146,8 @@ SafetensorsWriter::SafetensorsWriter(const fs::path& path, std::span<const Tenso
     begins_.push_back(at);
     at = end;
   }
-  std::string text = header.dump();
-  while ((8 + text.size()) % kDataAlignment != 0) text += ' ';
-  const uint64_t length = text.size();
-  std::string prefix(sizeof(length), '\0');
-  std::memcpy(prefix.data(), &length, sizeof(length));
-  text.insert(0, prefix);
-  file_.write(0, std::as_bytes(std::span(text)));
-  for (uint64_t& begin : begins_) begin += sizeof(length) + length;
+  const uint64_t data_begin = write_header(file_, header.dump());
+  for (uint64_t& begin : begins_) begin += data_begin;
 }
 
 void SafetensorsWriter::write(size_t index, uint64_t offset, std::span<const std::byte> bytes) {
@@ -171,6 +177,40 @@ void write_tensor_files(const fs::path& directory, std::span<const TensorSpec> t
     for (const TensorSpec& tensor : own) index["weight_map"][tensor.name] = name;
   }
   write_text_file(directory / "model.safetensors.index.json", index.dump(4) + "\n");
+}
+
+std::vector<std::string> pad_headers(const fs::path& directory, const WriteProgress& progress) {
+  // Opening checks the files completely, so what is rewritten is known to be sound.
+  const Checkpoint checkpoint = Checkpoint::open(directory);
+  const std::vector<std::span<const std::byte>> files = checkpoint.mappings();
+  const auto data_begin = [&](size_t i) {
+    uint64_t length = 0;
+    std::memcpy(&length, files[i].data(), sizeof(length));
+    return sizeof(length) + length;
+  };
+  std::vector<size_t> odd;
+  uint64_t total = 0;
+  for (size_t i = 0; i < files.size(); ++i) {
+    if (data_begin(i) % kDataAlignment == 0) continue;
+    odd.push_back(i);
+    total += files[i].size();
+  }
+  std::vector<std::string> names;
+  uint64_t done = 0;
+  for (const size_t i : odd) {
+    const uint64_t begin = data_begin(i);
+    PartialFile file(directory / checkpoint.files()[i]);
+    const uint64_t padded = write_header(file, {reinterpret_cast<const char*>(files[i].data()) + 8, begin - 8});
+    for (uint64_t at = begin; at < files[i].size(); at += kPiece) {
+      const std::span<const std::byte> piece = files[i].subspan(at, std::min<uint64_t>(kPiece, files[i].size() - at));
+      file.write(padded + (at - begin), piece);
+      done += piece.size();
+      if (progress) progress(done, total);
+    }
+    file.finish();
+    names.push_back(checkpoint.files()[i]);
+  }
+  return names;
 }
 
 void write_text_file(const fs::path& path, std::string_view text) {

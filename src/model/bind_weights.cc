@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "checkpoint/describe.h"
+#include "checkpoint/inspect.h"
 #include "checkpoint/tensor_names.h"
 
 namespace calla {
@@ -125,15 +126,9 @@ class Binder {
     const std::string shared = prefix + "shared_expert.";
     MoeWeights moe;
     moe.router = matrix(prefix + "gate", 1, shape_.experts, shape_.hidden);
-    if (unclaimed_.contains(prefix + "experts.gate_up_proj")) {
-      problem(prefix + "experts.gate_up_proj",
-              "stacks gate and up rows, as the original checkpoint does; convert it first, for instance with "
-              "mlx_lm.convert");
-    } else {
-      moe.expert_gate_proj = matrix(experts + "gate_proj", shape_.experts, shape_.expert_width, shape_.hidden);
-      moe.expert_up_proj = matrix(experts + "up_proj", shape_.experts, shape_.expert_width, shape_.hidden);
-      moe.expert_down_proj = matrix(experts + "down_proj", shape_.experts, shape_.hidden, shape_.expert_width);
-    }
+    moe.expert_gate_proj = matrix(experts + "gate_proj", shape_.experts, shape_.expert_width, shape_.hidden);
+    moe.expert_up_proj = matrix(experts + "up_proj", shape_.experts, shape_.expert_width, shape_.hidden);
+    moe.expert_down_proj = matrix(experts + "down_proj", shape_.experts, shape_.hidden, shape_.expert_width);
     moe.shared_gate_proj = matrix(shared + "gate_proj", 1, shape_.shared_expert_width, shape_.hidden);
     moe.shared_up_proj = matrix(shared + "up_proj", 1, shape_.shared_expert_width, shape_.hidden);
     moe.shared_down_proj = matrix(shared + "down_proj", 1, shape_.hidden, shape_.shared_expert_width);
@@ -217,8 +212,8 @@ class Binder {
     if (fits(biases, Dtype::kBF16, matrix_shape(m, groups))) m.biases = pointer<bf16>(biases);
   }
 
-  // The likeliest mistake deserves a message of its own: config.json names other bits or another group than
-  // the tensors' widths imply.
+  // The likeliest mistake deserves a message of its own: config.json names other bits or another group than the
+  // tensors' widths imply.
   bool says_otherwise(const WeightMatrix& m, const std::string& module, const Tensor& weight, const Tensor& scales) {
     if (weight.shape.empty() || scales.shape.empty()) return false;
     const uint64_t words = weight.shape.back();
@@ -358,23 +353,66 @@ class Binder {
   NormStyle style_ = NormStyle::kUnknown;
 };
 
+// The original checkpoint keeps the experts as mlp.experts.gate_up_proj [experts, 2 * width, hidden] (gate rows before up
+// rows) and mlp.experts.down_proj. Brings them to the names and the layout of a conversion. Returns the bytes copied.
+uint64_t unstack_experts(Checkpoint& checkpoint, const ModelShape& shape) {
+  constexpr std::string_view kStacked = ".mlp.experts.gate_up_proj";
+  const Shape expected = shape_of({shape.experts, 2 * shape.expert_width, shape.hidden});
+  std::vector<std::string> stacked;
+  uint64_t bytes = 0;
+  for (const Tensor& tensor : checkpoint.tensors()) {
+    if (!tensor.name.ends_with(kStacked) || is_unused_part(tensor.name)) continue;
+    if (tensor.dtype != Dtype::kBF16 || tensor.shape != expected)
+      throw CheckpointError(checkpoint.directory().string() + ": " + describe_name(tensor.name) + ": expected BF16 " +
+                            describe_shape(expected) + ", found " + what_it_is(tensor));
+    stacked.push_back(tensor.name);
+    bytes += tensor.data.size();
+  }
+  if (const uint64_t memory = machine_memory().total; memory > 0 && bytes > memory / 4)
+    throw CheckpointError(checkpoint.directory().string() +
+                          ": this is an original checkpoint, whose stacked experts would "
+                          "have to be copied (" +
+                          describe_bytes(bytes) +
+                          "); convert it first, for instance with "
+                          "mlx_lm.convert --quantize");
+  bytes = 0;
+  for (const std::string& name : stacked) {
+    const std::string mlp = name.substr(0, name.size() - kStacked.size()) + ".mlp.";
+    const std::string down = mlp + "experts.down_proj";
+    const std::string converted = mlp + "switch_mlp.";
+    const auto taken = [&](const char* module) { return checkpoint.find(converted + module + ".weight") != nullptr; };
+    // What is missing or there twice, the binder will name.
+    if (checkpoint.find(down) == nullptr || taken("gate_proj") || taken("up_proj") || taken("down_proj")) continue;
+    bytes += checkpoint.split_rows(name, converted + "gate_proj.weight", converted + "up_proj.weight");
+    checkpoint.rename(down, converted + "down_proj.weight");
+  }
+  return bytes;
+}
+
 }  // namespace
 
 BoundWeights bind_weights(Checkpoint& checkpoint, const ModelShape& shape, const QuantConfig& quant) {
+  constexpr uint64_t kWorthALine = 16u << 20;
   BoundWeights bound;
   bound.warnings = checkpoint.warnings();
+  const auto note_copies = [&](uint64_t bytes, const std::string& why) {
+    bound.copied_bytes += bytes;
+    if (bytes >= kWorthALine)
+      bound.warnings.push_back(why + "; copying them took " + describe_bytes(bytes) + " of memory");
+  };
+  note_copies(
+      unstack_experts(checkpoint, shape),
+      "the experts' gate and up projections are stacked, as in an original checkpoint (converting it avoids this)");
   Binder binder(checkpoint, shape, quant);
   bound.weights = binder.bind();
   if (const auto extras = binder.warning_about_extras()) bound.warnings.push_back(*extras);
   if (!binder.misaligned().empty()) {
     // Everything fits, so the copy is worth its time. Bind again: the tensors have moved.
     const std::vector<std::string> names = binder.misaligned();
-    const uint64_t bytes = checkpoint.align_tensors(names);
+    note_copies(checkpoint.align_tensors(names),
+                std::to_string(names.size()) +
+                    " tensors lie at odd addresses in their files (a writer that pads the header avoids this)");
     bound.weights = Binder(checkpoint, shape, quant).bind();
-    bound.warnings.push_back(std::to_string(names.size()) +
-                             " tensor(s) lie at odd addresses in their files (the header is not "
-                             "padded) and were copied: " +
-                             describe_bytes(bytes) + " of memory that a padded file would not take");
   }
   return bound;
 }

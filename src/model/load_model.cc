@@ -10,7 +10,8 @@ LoadedModel load_model(const std::filesystem::path& directory) {
   ModelConfig config = read_model_config(directory);
   Checkpoint checkpoint = Checkpoint::open(directory);
   BoundWeights bound = bind_weights(checkpoint, config.shape, config.quant);
-  return {std::move(checkpoint), std::move(config), std::move(bound.weights), std::move(bound.warnings)};
+  return {std::move(checkpoint), std::move(config), std::move(bound.weights), std::move(bound.warnings),
+          bound.copied_bytes};
 }
 
 }  // namespace calla

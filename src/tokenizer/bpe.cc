@@ -1,7 +1,9 @@
 #include "tokenizer/bpe.h"
 
 #include <bit>
+#include <functional>
 #include <queue>
+#include <utility>
 
 #include "base/check.h"
 

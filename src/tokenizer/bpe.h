@@ -3,6 +3,8 @@
 // leftmost first, until no pair has a merge.
 #include <array>
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string_view>

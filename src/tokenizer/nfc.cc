@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bitset>
+#include <cstddef>
 #include <iterator>
 #include <memory>
 #include <vector>
@@ -17,7 +18,8 @@ namespace {
 
 constexpr char32_t kCodePoints = 0x110000;
 constexpr char32_t kFirstActive = 0x300;  // below, all characters are in NFC and none is a mark
-constexpr int kMaxDecomposition = 32;     // code points; the longest canonical one has 4
+constexpr auto kCompose = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+constexpr int kMaxDecomposition = 32;  // code points; the longest canonical one has 4
 
 // Characters that nothing moves across and nothing joins: those newer than the reference, and U+11A7, one
 // before the first final jamo, which utf8proc 2.8 takes for one and drops.
@@ -52,16 +54,12 @@ class ActiveSet {
       const int n = decompose(c, parts);
       if (n == 1 && static_cast<char32_t>(parts[0]) == c) continue;
       for (int i = 1; i < n; ++i) active_->set(static_cast<size_t>(parts[i]));
-      const auto composed = utf8proc_normalize_utf32(parts, n, UTF8PROC_options());
+      const auto composed = utf8proc_normalize_utf32(parts, n, kCompose);
       if (composed != 1 || static_cast<char32_t>(parts[0]) != c) active_->set(c);
     }
     for (char32_t c = kFirstVowel; c <= kLastFinal; ++c) active_->set(c);
   }
   bool contains(char32_t code_point) const { return active_->test(code_point); }
-
-  static utf8proc_option_t UTF8PROC_options() {
-    return static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-  }
 
  private:
   static constexpr char32_t kFirstVowel = 0x1160, kLastFinal = 0x11ff;  // Hangul medial and final jamo
@@ -82,8 +80,7 @@ void flush(std::vector<utf8proc_int32_t>& points, std::string& out) {
                      [](auto a, auto b) { return combining_class(a) < combining_class(b); });
     i = end;
   }
-  const auto n = utf8proc_normalize_utf32(points.data(), static_cast<utf8proc_ssize_t>(points.size()),
-                                          ActiveSet::UTF8PROC_options());
+  const auto n = utf8proc_normalize_utf32(points.data(), static_cast<utf8proc_ssize_t>(points.size()), kCompose);
   check(n >= 0, "utf8proc composes valid code points");
   for (utf8proc_ssize_t i = 0; i < n; ++i) append_utf8(static_cast<char32_t>(points[static_cast<size_t>(i)]), out);
   points.clear();

@@ -3,6 +3,8 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <cctype>
+
 #include "base/check.h"
 #include "base/error.h"
 #include "tokenizer/qwen_words.h"
@@ -26,32 +28,40 @@ std::string pcre2_message(int error) {
   return reinterpret_cast<const char*>(buffer);
 }
 
-// The reference's \s is Unicode's White_Space; PCRE2's also has U+180E. So \s is spelt out, in and outside of
-// brackets.
+// The pattern in PCRE2's spelling. The reference's \s is Unicode's White_Space, PCRE2's also has U+180E, so \s is spelt
+// out, in and outside of brackets. What the two engines read differently is refused.
 std::string translate(const std::string& pattern, const std::string& name) {
   static constexpr std::string_view kSpaces =
       R"(\t-\r\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
+  const auto refuse = [&](const std::string& what) {
+    throw CheckpointError(name + ": pre_tokenizer pattern uses " + what +
+                          ", which is not supported; supported are \\s, \\S outside of brackets, \\p{..}, \\P{..}, " +
+                          "\\r \\n \\t \\f, escaped punctuation, and brackets without brackets or && inside");
+  };
   std::string out;
-  bool in_class = false;
+  bool in_brackets = false;
   for (size_t i = 0; i < pattern.size(); ++i) {
     const char c = pattern[i];
-    if (in_class && (c == '[' || pattern.compare(i, 2, "&&") == 0))
-      throw CheckpointError(name + ": pre_tokenizer pattern has brackets in brackets or &&, not supported");
+    if (c == '[') {
+      if (in_brackets || pattern.compare(i, 2, "[]") == 0 || pattern.compare(i, 3, "[^]") == 0)
+        refuse("a bracket at the start of, or in, brackets");
+    }
+    if (in_brackets && pattern.compare(i, 2, "&&") == 0) refuse("&& in brackets");
     if (c != '\\' || i + 1 == pattern.size()) {
-      in_class = in_class ? c != ']' : c == '[';
+      in_brackets = in_brackets ? c != ']' : c == '[';
       out += c;
       continue;
     }
     const char escaped = pattern[++i];
     if (escaped == 's') {
-      out.append(in_class ? "" : "[").append(kSpaces).append(in_class ? "" : "]");
-    } else if (escaped == 'S' && !in_class) {
+      out.append(in_brackets ? "" : "[").append(kSpaces).append(in_brackets ? "" : "]");
+    } else if (escaped == 'S' && !in_brackets) {
       out.append("[^").append(kSpaces).append("]");
-    } else if (std::string_view("SwWdDbBhHRXvV").find(escaped) != std::string_view::npos) {
-      throw CheckpointError(name + ": pre_tokenizer pattern uses \\" + escaped + (in_class ? " in brackets" : "") +
-                            ", which regex engines read differently; supported are \\s, \\S, \\p{..} and literals");
-    } else {
+    } else if (std::isalnum(static_cast<unsigned char>(escaped)) == 0 ||
+               std::string_view("pPrntf").find(escaped) != std::string_view::npos) {
       out.append({'\\', escaped});
+    } else {
+      refuse(std::string("\\") + escaped + (in_brackets ? " in brackets" : ""));
     }
   }
   return out;

@@ -1,5 +1,6 @@
 #pragma once
 // The pre-tokeniser: cuts text into the words within which BPE merges, by the regex of tokenizer.json.
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -8,7 +9,8 @@ namespace calla {
 
 class PreTokenizer {
  public:
-  // How the pattern is applied. kAuto takes the hand-written scanner if the pattern is Qwen's, else PCRE2.
+  // How the pattern is applied. kAuto takes the hand-written scanner if the pattern is Qwen's, else PCRE2, whose
+  // character classes are those of the Unicode version it was built with.
   enum class Engine { kAuto, kPcre2 };
 
   // Throws CheckpointError, beginning with `name`, if the pattern is not a regex, can match the empty text, or uses

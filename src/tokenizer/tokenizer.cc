@@ -1,6 +1,7 @@
 #include "tokenizer/tokenizer.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
@@ -87,10 +88,10 @@ Tokenizer::~Tokenizer() = default;
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 
 Tokenizer Tokenizer::load(const std::filesystem::path& path) {
-  const bool is_directory = std::filesystem::is_directory(path);
-  const auto file = is_directory ? path / "tokenizer.json" : path;
+  std::error_code error;  // a path that cannot be looked at fails when it is read
+  const auto file = std::filesystem::is_directory(path, error) ? path / "tokenizer.json" : path;
   const auto config = file.parent_path() / "tokenizer_config.json";
-  const std::string config_json = std::filesystem::exists(config) ? read_file(config) : std::string();
+  const std::string config_json = std::filesystem::exists(config, error) ? read_file(config) : std::string();
   return parse(read_file(file), config_json, file.string());
 }
 
@@ -126,9 +127,9 @@ std::vector<TokenId> Tokenizer::encode_pieces(std::span<const Piece> pieces) con
     text = joined;
   }
   if (const size_t bad = utf8_error_offset(text); bad != text.size()) {
-    const auto byte = static_cast<unsigned char>(text[bad]);
-    throw RequestError("the text is not valid UTF-8: byte " + std::to_string(byte) + " at offset " +
-                       std::to_string(bad));
+    char where[64];
+    std::snprintf(where, sizeof(where), "byte 0x%02x at offset %zu", static_cast<unsigned char>(text[bad]), bad);
+    throw RequestError(std::string("the text is not valid UTF-8: ") + where);
   }
   std::vector<std::pair<size_t, size_t>> trusted;  // neighbours joined
   size_t at = 0;

@@ -1,6 +1,7 @@
 #pragma once
 // tokenizer.json, read and checked: what the file says, in the form that the rest of the folder uses.
 #include <array>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>

@@ -74,8 +74,7 @@ TEST(CpuConformance, OtherFormats) {
         options.backend = options_without(ablate, 1);
         options.backend.full_precision = full;
         options.tolerance = full ? 1e-5 : 3e-4;
-        options.stages = {"embed",        "project_gdn", "project_residual", "route", "experts_up",
-                          "experts_down", "head"};
+        options.stages = {"embed", "project_gdn", "project_residual", "route", "experts_up", "experts_down", "head"};
         options.batches = {{"decode of 3", {{0, 1}, {77, 1}, {192, 1}}}, {"prefill 33", {{0, 33}}}};
         expect_conforms(create_cpu_backend, model, options);
       }

@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "tokenizer/char_class.h"
@@ -130,7 +133,10 @@ std::string error_of(const std::string& pattern) {
 TEST(PreTokenizer, RefusesPatternsThatItCannotApply) {
   EXPECT_THAT(error_of("[a"), HasSubstr("not a regex"));
   EXPECT_THAT(error_of("a*"), HasSubstr("empty text"));
-  EXPECT_THAT(error_of("\\w+"), HasSubstr("\\w"));
+  EXPECT_THAT(error_of("\\w+"), HasSubstr("uses \\w, which"));
+  EXPECT_THAT(error_of("\\Q\\s"), HasSubstr("uses \\Q, which"));
+  EXPECT_THAT(error_of("[]\\s]"), HasSubstr("bracket at the start"));
+  EXPECT_THAT(error_of("[a&&b]"), HasSubstr("&&"));
   EXPECT_THAT(error_of("[^\\S]"), HasSubstr("\\S in brackets"));
   EXPECT_THAT(error_of("[[:alpha:]]"), HasSubstr("brackets"));
   EXPECT_THAT(error_of("a\\"), HasSubstr("not a regex"));

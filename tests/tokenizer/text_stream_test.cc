@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <string>
+#include <vector>
 
 #include "tests/tokenizer/tiny_json.h"
 #include "tokenizer/tokenizer.h"

@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "tests/tokenizer/tiny_json.h"
@@ -113,6 +116,14 @@ TEST(TokenizerJson, RefusesAWrongVocabulary) {
   std::string text = test::tiny_json(kMerges).dump();
   text.insert(text.find("\"vocab\":{") + 9, "\"abc\":400,");
   EXPECT_THAT(error_of_text(text), HasSubstr("stands twice"));
+}
+
+TEST(TokenizerJson, KeepsMessagesShort) {
+  std::string text;
+  for (int i = 0; i < 10000; ++i) text += "\u5929";
+  const std::string error = error_after([&](json& f) { f["model"]["merges"].push_back(text); });
+  EXPECT_LT(error.size(), size_t{200});
+  EXPECT_EQ(utf8_error_offset(error), error.size());
 }
 
 TEST(TokenizerJson, RefusesWrongMerges) {

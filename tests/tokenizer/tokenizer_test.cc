@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <numeric>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "tests/tokenizer/tiny_json.h"
@@ -134,7 +136,7 @@ TEST(Tokenizer, RefusesOrRepairsInvalidUtf8) {
     calla_tiny().encode("ab\xff", AddedTokens::kPlainText);
     FAIL() << "accepted";
   } catch (const RequestError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("offset 2"));
+    EXPECT_THAT(error.what(), HasSubstr("byte 0xff at offset 2"));
   }
   EXPECT_THROW(calla_tiny().encode("\xe5\xa4", AddedTokens::kPlainText), RequestError);
   const auto lossy = [](std::string_view bytes) { return calla_tiny().encode_lossy(bytes, AddedTokens::kPlainText); };

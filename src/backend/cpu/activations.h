@@ -33,12 +33,14 @@ class Activations {
   // Room for `rows` rows of up to `k` inputs; untouched room costs nothing.
   Activations(int rows, int k);
 
-  // Takes x [rows][k] (rows `stride` floats apart) and makes the codings asked for.
-  void prepare(const float* x, size_t stride, int rows, int k, Codings codings, const RowKernels& kernels,
-               ThreadPool& pool);
+  // Takes x [.][k] (rows `stride` floats apart) and makes the codings asked for. Row i of these activations is row
+  // order[i] of x, or row i if order is null; `order` must live as long as they are used.
+  void prepare(const float* x, size_t stride, const int32_t* order, int rows, int k, Codings codings,
+               const RowKernels& kernels, ThreadPool& pool);
 
-  // Fills in the activations' side of `args`.
-  void describe(Coding coding, PanelArgs& args) const;
+  // Fills in the activations' side of `args`: rows [first, ...) in order.
+  void describe(Coding coding, int first, PanelArgs& args) const;
+  bool ordered() const { return order_ != nullptr; }
 
  private:
   struct Quantized {
@@ -48,6 +50,7 @@ class Activations {
 
   const float* x_ = nullptr;
   size_t x_stride_ = 0;
+  const int32_t* order_ = nullptr;
   size_t plane_stride_ = 0;
   size_t scale_stride_ = 0;
   std::array<Quantized, kQuantizedCodings> quantized_;

@@ -13,6 +13,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backend/cpu/attention_kernels.cc"
 #include "backend/cpu/targets.h"
+#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 //
@@ -71,8 +72,7 @@ HWY_INLINE void ScoreBlock(const float* q, const float* keys, float (*scores)[kP
       for (int h = 0; h < kHeadsAtOnce; ++h) acc[h] = hn::Zero(d);
       for (int i = 0; i < kHeadDim; ++i) {
         const auto k = hn::LoadU(d, keys + i * 16 + n);
-        for (int h = 0; h < kHeadsAtOnce; ++h)
-          acc[h] = hn::MulAdd(k, hn::Set(d, q[(h0 + h) * kHeadDim + i]), acc[h]);
+        for (int h = 0; h < kHeadsAtOnce; ++h) acc[h] = hn::MulAdd(k, hn::Set(d, q[(h0 + h) * kHeadDim + i]), acc[h]);
       }
       for (int h = 0; h < kHeadsAtOnce; ++h) hn::Store(acc[h], d, scores[h0 + h] + n);
     }
@@ -120,6 +120,12 @@ HWY_INLINE void MixBlock(const float (*p)[kHeads], const float* values, int rows
     }
 }
 
+// Asks for n elements of the page that comes next.
+template <class T>
+HWY_INLINE void FetchAhead(const T* p, int n) {
+  for (int i = 0; i < n; i += static_cast<int>(64 / sizeof(T))) hwy::Prefetch(p + i);
+}
+
 HWY_INLINE void Scale(float* x, int n, float factor) {
   const FloatTag d;
   const auto f = hn::Set(d, factor);
@@ -127,7 +133,7 @@ HWY_INLINE void Scale(float* x, int n, float factor) {
 }
 
 template <class T>
-void Page(const float* q, const T* keys, const T* values, int rows, AttentionPartial* partial) {
+void Page(const float* q, const T* keys, const T* values, int rows, const T* next, AttentionPartial* partial) {
   const FloatTag d;
   constexpr int kBlock = 16;
   constexpr float kLowest = -std::numeric_limits<float>::infinity();
@@ -137,6 +143,7 @@ void Page(const float* q, const T* keys, const T* values, int rows, AttentionPar
   for (int b = 0; b < blocks; ++b) {
     float(*out)[kPageRows] = reinterpret_cast<float(*)[kPageRows]>(&scores[0][b * kBlock]);
     ScoreBlock(q, keys + key_index<T>(b * kBlock, 0), out);
+    FetchAhead(next + key_index<T>(b * kBlock, 0), kBlock * kHeadDim);
   }
   for (int h = 0; h < kHeads; ++h) {
     float* s = scores[h];
@@ -150,7 +157,7 @@ void Page(const float* q, const T* keys, const T* values, int rows, AttentionPar
       // exp is asked for nothing below -87: that weight is zero to fp32 beside the largest, which is 1.
       const auto x = hn::Sub(hn::Load(d, s + r), shift);
       const auto floor = hn::Set(d, -87.0f);
-      const auto e = hn::IfThenElseZero(hn::Gt(x, floor), hn::CallExp(d, hn::Max(x, floor)));
+      const auto e = hn::IfThenElseZero(hn::Gt(x, floor), hn::Exp(d, hn::Max(x, floor)));
       total = hn::Add(total, e);
       hn::Store(e, d, s + r);
     }
@@ -161,8 +168,10 @@ void Page(const float* q, const T* keys, const T* values, int rows, AttentionPar
     for (int r = 0; r < rows; ++r) p[r][h] = s[r];
   }
   constexpr int kWidth = sizeof(T) == 2 ? 32 : 16;
-  for (int b = 0; b < kHeadDim / kWidth; ++b)
+  for (int b = 0; b < kHeadDim / kWidth; ++b) {
+    FetchAhead(next + kPageRows * kHeadDim + value_index<T>(0, b * kWidth), kPageRows * kWidth);
     MixBlock(p, values + value_index<T>(0, b * kWidth), rows, b, partial->out);
+  }
 }
 
 void Reset(AttentionPartial* partial) {
@@ -179,9 +188,9 @@ void Merge(const AttentionPartial* from, AttentionPartial* into) {
     into->max[h] = max;
     into->sum[h] = into->sum[h] * a + from->sum[h] * b;
     for (int i = h * kHeadDim; i < (h + 1) * kHeadDim; i += kLanes)
-      hn::Store(hn::MulAdd(hn::Load(d, from->out + i), hn::Set(d, b),
-                           hn::Mul(hn::Load(d, into->out + i), hn::Set(d, a))),
-                d, into->out + i);
+      hn::Store(
+          hn::MulAdd(hn::Load(d, from->out + i), hn::Set(d, b), hn::Mul(hn::Load(d, into->out + i), hn::Set(d, a))), d,
+          into->out + i);
   }
 }
 
@@ -204,9 +213,7 @@ void Finish(const AttentionPartial* partial, float* out) {
   }
 }
 
-AttentionKernels GetAttentionKernels() {
-  return {Reset, Page<bf16>, Page<float>, Merge, Finish<bf16>, Finish<float>};
-}
+AttentionKernels GetAttentionKernels() { return {Reset, Page<bf16>, Page<float>, Merge, Finish<bf16>, Finish<float>}; }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace calla::cpu

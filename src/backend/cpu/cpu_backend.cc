@@ -65,6 +65,8 @@ CpuBackend::CpuBackend(const ModelShape& shape, const ModelWeights& weights, con
   router_logits_ = MappedArray<float>(rows * shape.experts, "router logits");
   routed_hidden_ = MappedArray<float>(rows * kExpertsPerToken * shape.expert_width, "expert activations");
   shared_hidden_ = MappedArray<float>(rows * shape.shared_expert_width, "shared expert activations");
+  down_products_ =
+      MappedArray<float>(kFewRows * (kExpertsPerToken + 1) * static_cast<size_t>(shape.hidden), "down projections");
   gdn_scratch_ = MappedArray<float>(threads_.threads() * rows * (4 * kGdnHeadDim + 2), "GDN scratch");
   rope_ = MappedArray<float>(rows * shape.rotary_dim, "RoPE table");
   for (int i = 0; i < shape.rotary_dim / 2; ++i)
@@ -77,8 +79,7 @@ CpuBackend::CpuBackend(const ModelShape& shape, const ModelWeights& weights, con
     taps.resize(static_cast<size_t>(channels) * kConvWidth);
     for (int c = 0; c < channels; ++c)
       for (int j = 0; j < kConvWidth; ++j)
-        taps[static_cast<size_t>(j) * channels + c] =
-            layer.gdn->conv[static_cast<size_t>(c) * kConvWidth + j];
+        taps[static_cast<size_t>(j) * channels + c] = layer.gdn->conv[static_cast<size_t>(c) * kConvWidth + j];
   }
   expert_starts_.resize(static_cast<size_t>(shape.experts) + 1);
   tokens_.reserve(rows);
@@ -181,8 +182,7 @@ void CpuBackend::read_slot(Slot which, std::span<float> out) {
   if (which == Slot::kLogits) {
     std::copy_n(current().logits.data(), out.size(), out.begin());
   } else if (which == Slot::kExpertHidden) {
-    const size_t routed = static_cast<size_t>(kExpertsPerToken) * shape_.expert_width,
-                 shared = width - routed;
+    const size_t routed = static_cast<size_t>(kExpertsPerToken) * shape_.expert_width, shared = width - routed;
     for (size_t i = 0; i < out.size() / width; ++i) {
       std::copy_n(routed_hidden_.data() + i * routed, routed, out.begin() + i * width);
       std::copy_n(shared_hidden_.data() + i * shared, shared, out.begin() + i * width + routed);
@@ -198,8 +198,7 @@ void CpuBackend::write_slot(Slot which, std::span<const float> in) {
   if (which == Slot::kLogits) {
     std::ranges::copy(in, current().logits.data());
   } else if (which == Slot::kExpertHidden) {
-    const size_t routed = static_cast<size_t>(kExpertsPerToken) * shape_.expert_width,
-                 shared = width - routed;
+    const size_t routed = static_cast<size_t>(kExpertsPerToken) * shape_.expert_width, shared = width - routed;
     for (size_t i = 0; i < in.size() / width; ++i) {
       std::copy_n(in.begin() + i * width, routed, routed_hidden_.data() + i * routed);
       std::copy_n(in.begin() + i * width + routed, shared, shared_hidden_.data() + i * shared);

@@ -42,8 +42,7 @@ class CpuBackend final : public Backend {
   void clear_recurrent(int slot) override { pool_.clear_slot(slot); }
   void copy_recurrent(int from, int to) override { pool_.copy_slot(from, to); }
   void copy_kv_page(int from, int to, int /*rows*/) override { pool_.copy_page(from, to); }
-  void set_token_counts(int slot, std::span<const TokenId> prompt,
-                        std::span<const TokenId> generated) override {
+  void set_token_counts(int slot, std::span<const TokenId> prompt, std::span<const TokenId> generated) override {
     pool_.set_counts(slot, prompt, generated);
   }
   std::string state_layout() const override { return pool_.layout(); }
@@ -54,12 +53,10 @@ class CpuBackend final : public Backend {
   void read_gdn_state(int layer, int slot, std::span<float> state, std::span<float> conv) override {
     pool_.read_gdn(layer, slot, state, conv);
   }
-  void write_gdn_state(int layer, int slot, std::span<const float> state,
-                       std::span<const float> conv) override {
+  void write_gdn_state(int layer, int slot, std::span<const float> state, std::span<const float> conv) override {
     pool_.write_gdn(layer, slot, state, conv);
   }
-  void read_kv(int layer, std::span<const int32_t> pages, int rows, std::span<float> k,
-               std::span<float> v) override {
+  void read_kv(int layer, std::span<const int32_t> pages, int rows, std::span<float> k, std::span<float> v) override {
     pool_.read_kv(layer, pages, rows, k, v);
   }
   void write_kv(int layer, std::span<const int32_t> pages, int rows, std::span<const float> k,
@@ -106,7 +103,8 @@ class CpuBackend final : public Backend {
     std::vector<TokenId> picked;
     MappedArray<float> logits;  // [max_heads][vocab]
   };
-  struct AttentionRows {  // a tile of a sequence's rows
+  static constexpr int kFewRows = 8;  // up to which experts_down keeps every product
+  struct AttentionRows {              // a tile of a sequence's rows
     const RowRange* range;
     int first;
   };
@@ -121,8 +119,10 @@ class CpuBackend final : public Backend {
   void mix_sequence(int layer, const RowRange& range, int key_head, int thread);
   void attend_tile(int layer, const RowRange& range, int kv_head, int first, int rows, int thread);
   void attend_parts(int layer);
-  void attend_page(int layer, const SequenceRows& sequence, int kv_head, int page, const float* q,
-                   int position, AttentionPartial& partial) const;
+  void attend_page(int layer, const SequenceRows& sequence, int kv_head, int page, const float* q, int position,
+                   AttentionPartial& partial) const;
+  void experts_down_few(const MoeWeights& w);
+  void experts_down_many(const MoeWeights& w);
   void finish_attention(const AttentionPartial& partial, int batch_row, int kv_head);
 
   const ModelShape shape_;
@@ -139,11 +139,12 @@ class CpuBackend final : public Backend {
   MappedArray<float> router_logits_;       // [max_rows][experts]
   MappedArray<float> routed_hidden_;       // [max_rows * T][expert_width]
   MappedArray<float> shared_hidden_;       // [max_rows][shared_width]
+  MappedArray<float> down_products_;       // [kFewRows * (T + 1)][hidden]: routed by expert, then shared
   Activations inputs_;                     // of the stage that runs
   Activations routed_inputs_;              // of the routed experts' down projections
   Activations shared_inputs_;
   std::vector<std::vector<float>> conv_taps_;  // per GDN layer [4][conv width]; empty for other layers
-  MappedArray<float> gdn_scratch_;  // per thread: q, k, v, o [max_rows][128], decay, beta [max_rows]
+  MappedArray<float> gdn_scratch_;             // per thread: q, k, v, o [max_rows][128], decay, beta [max_rows]
   std::vector<double> rope_frequencies_;
   MappedArray<float> rope_;  // [max_rows][rotary_dim]: cosines, then sines
   std::unique_ptr<AttentionScratch> attention_;

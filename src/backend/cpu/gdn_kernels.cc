@@ -53,8 +53,8 @@ void L2Norm(float* x, int rows, float scale) {
 }
 
 // Columns [0, 32) of one head: two blocks of 16, kParts vectors in all.
-HWY_INLINE void ScanColumns(const float* q, const float* k, const float* v, const float* decay,
-                            const float* beta, int rows, float* state, float* out) {
+HWY_INLINE void ScanColumns(const float* q, const float* k, const float* v, const float* decay, const float* beta,
+                            int rows, float* state, float* out) {
   constexpr int kBlockFloats = kGdnHeadDim * kStateColumns;
   const FloatTag d;
   constexpr int kLanes = static_cast<int>(hn::MaxLanes(FloatTag()));
@@ -101,8 +101,8 @@ HWY_INLINE void ScanColumns(const float* q, const float* k, const float* v, cons
   }
 }
 
-void Scan(const float* q, const float* k, const float* v, const float* decay, const float* beta, int rows,
-          float* state, float* out) {
+void Scan(const float* q, const float* k, const float* v, const float* decay, const float* beta, int rows, float* state,
+          float* out) {
   constexpr int kColumns = 2 * kStateColumns;
   for (int c = 0; c < kGdnHeadDim; c += kColumns)
     ScanColumns(q, k, v + c, decay, beta, rows, state + c * kGdnHeadDim, out + c);

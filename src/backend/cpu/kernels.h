@@ -81,17 +81,16 @@ struct RowKernels {
   // out = x / sqrt(mean(x^2) + eps) * weight
   void (*rmsnorm)(const float* x, const float* weight, int n, float eps, float* out);
   // Quantises a row of k inputs (see above) with groups of `group` (32 or 64).
-  void (*quantize)(const float* x, int k, int group, ByteOrder order, int8_t* planes,
-                   ActivationScale* scales);
+  void (*quantize)(const float* x, int k, int group, ByteOrder order, int8_t* planes, ActivationScale* scales);
   // Panels [m][16], of which n columns count, to rows of a matrix: row i goes to out + rows[i] * stride (rows
   // null: i).
   //   store   out = y              add   out += weights[i] * y (weights null: 1)
   //   swiglu  out = silu(gate) * up
   void (*store)(const float* y, int m, int n, float* out, size_t stride, const int32_t* rows);
-  void (*add)(const float* y, int m, int n, const float* weights, float* out, size_t stride,
-              const int32_t* rows);
-  void (*swiglu)(const float* gate, const float* up, int m, int n, float* out, size_t stride,
-                 const int32_t* rows);
+  void (*add)(const float* y, int m, int n, const float* weights, float* out, size_t stride, const int32_t* rows);
+  void (*swiglu)(const float* gate, const float* up, int m, int n, float* out, size_t stride, const int32_t* rows);
+  // out += weight * y
+  void (*axpy)(float weight, const float* y, int n, float* out);
   // x *= sigmoid(gate)
   void (*sigmoid_gate)(const float* gate, int n, float* x);
   // The largest of n values, lowest index first; -1 if one is NaN or none exceeds -infinity.
@@ -106,8 +105,7 @@ struct RowKernels {
 inline constexpr int kStateColumns = 16;
 inline constexpr int kGdnStateFloats = kGdnHeadDim * kGdnHeadDim;
 constexpr size_t gdn_state_index(int key, int value) {
-  return (static_cast<size_t>(value / kStateColumns) * kGdnHeadDim + key) * kStateColumns +
-         value % kStateColumns;
+  return (static_cast<size_t>(value / kStateColumns) * kGdnHeadDim + key) * kStateColumns + value % kStateColumns;
 }
 
 struct GdnKernels {
@@ -118,8 +116,8 @@ struct GdnKernels {
   // Each of `rows` rows [128]: x *= scale / sqrt(sum x^2 + 1e-6)
   void (*l2norm)(float* x, int rows, float scale);
   // The recurrence over `rows` rows: q, k, v, out [rows][128], decay and beta [rows].
-  void (*scan)(const float* q, const float* k, const float* v, const float* decay, const float* beta,
-               int rows, float* state, float* out);
+  void (*scan)(const float* q, const float* k, const float* v, const float* decay, const float* beta, int rows,
+               float* state, float* out);
   // out = rmsnorm(o, weight) * silu(z), [128]
   void (*gated_norm)(const float* o, const float* weight, const float* z, float eps, float* out);
 };
@@ -135,8 +133,7 @@ inline constexpr int kPageRows = 64;
 template <class T>
 constexpr size_t key_index(int row, int dim) {
   constexpr int pack = sizeof(T) == 2 ? 2 : 1;
-  return ((static_cast<size_t>(row / 16) * (kHeadDim / pack) + dim / pack) * 16 + row % 16) * pack +
-         dim % pack;
+  return ((static_cast<size_t>(row / 16) * (kHeadDim / pack) + dim / pack) * 16 + row % 16) * pack + dim % pack;
 }
 template <class T>
 constexpr size_t value_index(int row, int dim) {
@@ -154,10 +151,10 @@ struct AttentionPartial {
 
 struct AttentionKernels {
   void (*reset)(AttentionPartial* partial);
-  // q [8][256], scaled; the first `rows` positions of a page.
-  void (*page_bf16)(const float* q, const bf16* keys, const bf16* values, int rows,
+  // q [8][256], scaled; the first `rows` positions of a page. `next`: the keys (values behind them) to fetch ahead.
+  void (*page_bf16)(const float* q, const bf16* keys, const bf16* values, int rows, const bf16* next,
                     AttentionPartial* partial);
-  void (*page_float)(const float* q, const float* keys, const float* values, int rows,
+  void (*page_float)(const float* q, const float* keys, const float* values, int rows, const float* next,
                      AttentionPartial* partial);
   // into += from
   void (*merge)(const AttentionPartial* from, AttentionPartial* into);

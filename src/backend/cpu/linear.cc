@@ -32,8 +32,7 @@ PanelKernel Linear::kernel(const WeightMatrix& matrix) const {
   return matrix.group == 32 ? k.int8_g32 : k.int8_g64;
 }
 
-void Linear::panel(PanelRef ref, const Activations& x, const int32_t* rows, int m, float* out,
-                   PanelRef next) const {
+void Linear::panel(PanelRef ref, const Activations& x, RowSet rows, float* out, PanelRef next) const {
   const WeightMatrix& matrix = *ref.matrix;
   const auto place = [](PanelRef at, const std::byte*& codes, const bf16*& scales, const bf16*& biases) {
     const WeightMatrix& w = *at.matrix;
@@ -59,9 +58,12 @@ void Linear::panel(PanelRef ref, const Activations& x, const int32_t* rows, int 
     args.groups = static_cast<int>(matrix.groups_per_row());
     args.group = matrix.group;
   }
-  x.describe(coding(matrix), args);
-  args.rows = rows;
-  args.m = m;
+  x.describe(coding(matrix), rows.first, args);
+  if (rows.ids != nullptr) {
+    check(!x.ordered(), "rows by number of activations that have their own order");
+    args.rows = rows.ids;
+  }
+  args.m = rows.m;
   args.out = out;
   kernel(matrix)(args);
 }
@@ -69,7 +71,7 @@ void Linear::panel(PanelRef ref, const Activations& x, const int32_t* rows, int 
 void Linear::multiply(std::span<const Product> products, const Activations& x, int m) const {
   check(products.size() <= kMaxProducts, "at most 8 products at once");
   // Few rows: small pieces, read once. Many rows: the planes of a row block are used by several panels.
-  const int panels_per_piece = m <= 8 ? 2 : 8;
+  const int panels_per_piece = m <= 8 ? 4 : 8;
   std::array<size_t, kMaxProducts + 1> first{};  // piece at which each product starts
   for (size_t i = 0; i < products.size(); ++i) {
     const int pieces = (panels(products[i].matrix) + panels_per_piece - 1) / panels_per_piece;
@@ -97,14 +99,12 @@ void Linear::multiply(std::span<const Product> products, const Activations& x, i
     float* y = scratch(thread, 0);
     for (int from = 0; from < m; from += kRowBlock) {
       const int rows = std::min(kRowBlock, m - from);
-      std::array<int32_t, kRowBlock> ids;
-      for (int i = 0; i < rows; ++i) ids[i] = from + i;
       for (int p = at.begin; p < at.end; ++p) {
         const bool last_block = from + rows == m;
         const PanelRef next = p + 1 < at.end ? PanelRef{&product.matrix, p + 1}
                               : last_block   ? after
                                              : PanelRef{&product.matrix, at.begin};
-        panel({&product.matrix, p}, x, ids.data(), rows, y, next);
+        panel({&product.matrix, p}, x, {nullptr, from, rows}, y, next);
         const int n = std::min(kPanel, product.matrix.n - p * kPanel);
         float* out = product.out + static_cast<size_t>(from) * product.stride + p * kPanel;
         if (product.add)

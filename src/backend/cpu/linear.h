@@ -28,6 +28,13 @@ struct PanelRef {
   int panel = 0;
 };
 
+// Rows ids[0 .. m) of the activations, or rows [first, first + m) if ids is null.
+struct RowSet {
+  const int32_t* ids = nullptr;
+  int first = 0;
+  int m = 0;
+};
+
 class Linear {
  public:
   Linear(const Kernels& kernels, ThreadPool& pool, bool full_precision);
@@ -39,8 +46,8 @@ class Linear {
   // All products have the same inputs: rows [0, m) of x.
   void multiply(std::span<const Product> products, const Activations& x, int m) const;
 
-  // out[i][0..16) = panel times row rows[i] of x (rows null: i); `next` is fetched ahead.
-  void panel(PanelRef ref, const Activations& x, const int32_t* rows, int m, float* out, PanelRef next) const;
+  // out[i][0..16) = panel times row i of the set; `next` is fetched ahead.
+  void panel(PanelRef ref, const Activations& x, RowSet rows, float* out, PanelRef next) const;
 
   // Scratch of one thread: kScratchPanels panels of kRowBlock rows.
   static constexpr int kScratchPanels = 2;

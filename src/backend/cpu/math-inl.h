@@ -26,7 +26,7 @@ HWY_INLINE V Sigmoid(D d, V x) {
   const auto one = hn::Set(d, 1.0f);
   // Beyond +-88 the exponential leaves fp32's range; the result is 0 or 1 to fp32 there anyway.
   const auto clamped = hn::Min(hn::Max(x, hn::Set(d, -87.0f)), hn::Set(d, 87.0f));
-  return hn::Div(one, hn::Add(one, hn::CallExp(d, hn::Neg(clamped))));
+  return hn::Div(one, hn::Add(one, hn::Exp(d, hn::Neg(clamped))));
 }
 
 template <class D, class V>

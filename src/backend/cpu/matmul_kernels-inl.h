@@ -43,16 +43,26 @@ struct PanelRows {
   const bf16* biases[kPanel];
 };
 
-// Asks for the lines of the next panel that correspond to bytes [offset, offset + 64) of each row of this
-// one, in the order in which they lie in memory: the 16 rows of a panel are one run of bytes, and one run is
-// what DRAM likes.
-HWY_INLINE void PrefetchCodes(const PanelArgs& a, size_t step, size_t steps) {
-  if (a.next_codes == nullptr) return;
-  const size_t lines = a.row_bytes * kPanel / 64;
-  const size_t per_step = (lines + steps - 1) / steps;
-  const std::byte* from = a.next_codes + step * per_step * 64;
-  for (size_t i = 0; i < per_step; ++i) hwy::Prefetch(from + i * 64);
-}
+// Asks for the lines of the next panel, an equal share at each step of this one, in the order in which they lie in
+// memory: the 16 rows of a panel are one run of bytes, and one run is what DRAM likes.
+class CodePrefetcher {
+ public:
+  CodePrefetcher(const PanelArgs& a, size_t steps)
+      : next_(a.next_codes), per_step_(next_ == nullptr ? 0 : (a.row_bytes * kPanel / 64 + steps - 1) / steps) {}
+  HWY_INLINE void Step() {
+    if (per_step_ == 16) {
+      HWY_UNROLL(16)
+      for (size_t i = 0; i < 16; ++i) hwy::Prefetch(next_ + i * 64);
+    } else {
+      for (size_t i = 0; i < per_step_; ++i) hwy::Prefetch(next_ + i * 64);
+    }
+    next_ += per_step_ * 64;
+  }
+
+ private:
+  const std::byte* next_;
+  size_t per_step_;
+};
 
 HWY_INLINE void PrefetchScales(const PanelArgs& a, int first_group) {
   if (a.next_scales == nullptr) return;
@@ -109,18 +119,22 @@ HWY_INLINE void LoadTransposed(const std::byte* const (&rows)[kPanel], size_t of
 }
 
 // packed[g][n] = scale (upper half) and bias (lower half) of group first + g of row n.
-HWY_INLINE void LoadScales(const PanelRows& rows, int first, int groups,
+template <class ScaleRow, class BiasRow>
+HWY_INLINE void LoadScales(ScaleRow scale_row, BiasRow bias_row, int first, int groups,
                            uint32_t (&packed)[kScaleBlock][kPanel]) {
   const int count = std::min(kScaleBlock, groups - first);
   const auto mask = static_cast<__mmask16>((1u << count) - 1);
   __m512i t[16];
   for (int n = 0; n < kPanel; ++n) {
-    const __m256i scale = _mm256_maskz_loadu_epi16(mask, rows.scales[n] + first);
-    const __m256i bias = _mm256_maskz_loadu_epi16(mask, rows.biases[n] + first);
+    const __m256i scale = _mm256_maskz_loadu_epi16(mask, scale_row(n) + first);
+    const __m256i bias = _mm256_maskz_loadu_epi16(mask, bias_row(n) + first);
     t[n] = _mm512_or_si512(_mm512_slli_epi32(_mm512_cvtepu16_epi32(scale), 16), _mm512_cvtepu16_epi32(bias));
   }
   Transpose16x16(t);
   for (int g = 0; g < kScaleBlock; ++g) _mm512_store_si512(packed[g], t[g]);
+}
+HWY_INLINE void LoadScales(const PanelRows& rows, int first, int groups, uint32_t (&packed)[kScaleBlock][kPanel]) {
+  LoadScales([&](int n) { return rows.scales[n]; }, [&](int n) { return rows.biases[n]; }, first, groups, packed);
 }
 
 HWY_INLINE __m512i Broadcast4(const int8_t* p) {
@@ -132,11 +146,22 @@ HWY_INLINE __m512i Broadcast4(const int8_t* p) {
 // Adds one group to all rows. w[j]: 4 codes per lane; planes: the group's first byte in the row's block; the
 // second half of the codes meets the bytes at +kSecond.
 template <int kWords, int kSecond>
-HWY_INLINE void MultiplyGroup(const PanelArgs& a, const __m512i (&w)[kWords], size_t plane_offset,
-                              size_t group, __m512 scale, __m512 bias) {
-  for (int i = 0; i < a.m; ++i) {
-    const auto row = static_cast<size_t>(a.rows != nullptr ? a.rows[i] : i);
-    const int8_t* p = a.planes + row * a.plane_stride + plane_offset;
+HWY_INLINE void MultiplyGroup(const PanelArgs& a, const __m512i (&w)[kWords], size_t plane_offset, size_t group,
+                              __m512 scale, __m512 bias) {
+  // Locals: the stores below could alias the fields of `a`.
+  const int32_t* rows = a.rows;
+  const int8_t* planes = a.planes + plane_offset;
+  const ActivationScale* scales = a.act_scales + group;
+  const size_t plane_stride = a.plane_stride, scale_stride = a.act_scale_stride;
+  float* out = a.out;
+  const int m = a.m;
+  // A row's address is worked out while the row before it is multiplied: 34 loads wait for it.
+  size_t next_row = static_cast<size_t>(rows != nullptr ? rows[0] : 0);
+  for (int i = 0; i < m; ++i, out += kPanel) {
+    const size_t row = next_row;
+    const int following = i + 1 < m ? i + 1 : i;
+    next_row = static_cast<size_t>(rows != nullptr ? rows[following] : following);
+    const int8_t* p = planes + row * plane_stride;
     __m512i hi = _mm512_setzero_si512(), lo = hi, hi2 = hi, lo2 = hi;
     HWY_UNROLL(16)
     for (int j = 0; j < kWords / 2; ++j) {
@@ -148,8 +173,7 @@ HWY_INLINE void MultiplyGroup(const PanelArgs& a, const __m512i (&w)[kWords], si
     hi = _mm512_add_epi32(hi, hi2);
     lo = _mm512_add_epi32(lo, lo2);
     const __m512 sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(hi, 7), lo));
-    const ActivationScale& s = a.act_scales[row * a.act_scale_stride + group];
-    float* out = a.out + static_cast<size_t>(i) * kPanel;
+    const ActivationScale& s = scales[row * scale_stride];
     __m512 acc = _mm512_load_ps(out);
     acc = _mm512_fmadd_ps(sum, _mm512_mul_ps(scale, _mm512_set1_ps(s.d)), acc);
     acc = _mm512_fmadd_ps(bias, _mm512_set1_ps(s.sum), acc);
@@ -174,16 +198,116 @@ HWY_INLINE void UnpackGroup(const __m512i (&t)[16], int q, __m512i (&w)[kGroup /
 }
 
 template <int kBits, int kGroup>
-HWY_INLINE void MultiplyStepGroup(const PanelArgs& a, const __m512i (&t)[16], int q, size_t plane_offset,
-                                  size_t group, const uint32_t* packed) {
+HWY_INLINE void MultiplyStepGroup(const PanelArgs& a, const __m512i (&t)[16], int q, size_t plane_offset, size_t group,
+                                  const uint32_t* packed) {
   __m512i w[kGroup / 4];
   UnpackGroup<kBits, kGroup>(t, q, w);
   const __m512i words = _mm512_load_si512(packed);
-  const __m512 scale =
-      _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  const __m512 scale = _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
   const __m512 bias = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
-  MultiplyGroup<kGroup / 4, kBits == 4 ? kActivationBlock / 2 : kGroup / 2>(a, w, plane_offset, group, scale,
-                                                                            bias);
+  MultiplyGroup<kGroup / 4, kBits == 4 ? kActivationBlock / 2 : kGroup / 2>(a, w, plane_offset, group, scale, bias);
+}
+
+// For one row the transposition costs more than it saves. Each row of the weights is multiplied as it lies (64
+// bytes of codes with 64 bytes of each plane), and the lanes of a group are added afterwards, for all 16 rows at once.
+// The sums are the same integers.
+
+// sums[n]: partial sums of row n; out[g] lane n = the sum over the lanes of group g (kGroups equal runs of lanes).
+template <int kGroups>
+HWY_INLINE void ReduceGroups(__m512i (&sums)[kPanel], __m512i (&out)[kGroups]) {
+  __m512i t[8], u[4];  // u[i]: rows 4i .. 4i + 3 side by side in each 128-bit part
+  for (int i = 0; i < 8; ++i)
+    t[i] = _mm512_add_epi32(_mm512_unpacklo_epi32(sums[2 * i], sums[2 * i + 1]),
+                            _mm512_unpackhi_epi32(sums[2 * i], sums[2 * i + 1]));
+  for (int i = 0; i < 4; ++i)
+    u[i] =
+        _mm512_add_epi32(_mm512_unpacklo_epi64(t[2 * i], t[2 * i + 1]), _mm512_unpackhi_epi64(t[2 * i], t[2 * i + 1]));
+  if constexpr (kGroups == 4) {
+    const __m512i a = _mm512_shuffle_i32x4(u[0], u[1], 0x88), b = _mm512_shuffle_i32x4(u[2], u[3], 0x88);
+    const __m512i c = _mm512_shuffle_i32x4(u[0], u[1], 0xdd), d = _mm512_shuffle_i32x4(u[2], u[3], 0xdd);
+    out[0] = _mm512_shuffle_i32x4(a, b, 0x88);
+    out[2] = _mm512_shuffle_i32x4(a, b, 0xdd);
+    out[1] = _mm512_shuffle_i32x4(c, d, 0x88);
+    out[3] = _mm512_shuffle_i32x4(c, d, 0xdd);
+  } else {
+    const __m512i a = _mm512_add_epi32(_mm512_shuffle_i32x4(u[0], u[1], 0x88), _mm512_shuffle_i32x4(u[0], u[1], 0xdd));
+    const __m512i b = _mm512_add_epi32(_mm512_shuffle_i32x4(u[2], u[3], 0x88), _mm512_shuffle_i32x4(u[2], u[3], 0xdd));
+    const __m512i low = _mm512_shuffle_i32x4(a, b, 0x88), high = _mm512_shuffle_i32x4(a, b, 0xdd);
+    if constexpr (kGroups == 2) {
+      out[0] = low;
+      out[1] = high;
+    } else {
+      out[0] = _mm512_add_epi32(low, high);
+    }
+  }
+}
+
+template <int kBits>
+HWY_INLINE __m512i DotBytes(__m512i codes, const int8_t* p) {
+  const auto plane = [&](int at) { return _mm512_loadu_si512(p + at); };
+  if constexpr (kBits == 4) {
+    const __m512i nibble = _mm512_set1_epi8(0x0f);
+    const __m512i even = _mm512_and_si512(codes, nibble);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibble);
+    constexpr int kHalf = kActivationBlock / 2;
+    __m512i sum = _mm512_dpbusd_epi32(_mm512_setzero_si512(), even, plane(0));
+    sum = _mm512_slli_epi32(_mm512_dpbusd_epi32(sum, odd, plane(kHalf)), 7);
+    sum = _mm512_dpbusd_epi32(sum, even, plane(kActivationBlock));
+    return _mm512_dpbusd_epi32(sum, odd, plane(kActivationBlock + kHalf));
+  } else {
+    const __m512i sum = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, plane(0));
+    return _mm512_dpbusd_epi32(_mm512_slli_epi32(sum, 7), codes, plane(kActivationBlock));
+  }
+}
+
+template <int kBits, int kGroup>
+HWY_INLINE void AffineOneRow(const PanelArgs& a) {
+  constexpr int kStep = kStepBytes * 8 / kBits;
+  constexpr int kGroupsPerStep = kStep / kGroup;
+  const int groups = a.k / kGroup, shift = a.group / kGroup / 2;  // weight group = g >> shift (ratio 1, 2 or 4)
+  CodePrefetcher prefetch(a, static_cast<size_t>((a.k + kStep - 1) / kStep));
+  const auto row = static_cast<size_t>(a.rows != nullptr ? a.rows[0] : 0);
+  const int8_t* planes = a.planes + row * a.plane_stride;
+  const ActivationScale* scales = a.act_scales + row * a.act_scale_stride;
+  const size_t row_bytes = a.row_bytes;
+  __m512 acc = _mm512_setzero_ps();
+  alignas(64) uint32_t packed[kScaleBlock][kPanel];
+  for (int first = 0; first < a.groups; first += kScaleBlock) {
+    PrefetchScales(a, first);
+    LoadScales([&](int n) { return a.scales + n * a.groups; }, [&](int n) { return a.biases + n * a.groups; }, first,
+               a.groups, packed);
+    const int end = std::min(groups, (first + kScaleBlock) << shift);
+    for (int g = first << shift; g < end; g += kGroupsPerStep) {
+      const auto step = static_cast<size_t>(g / kGroupsPerStep);
+      prefetch.Step();
+      const size_t offset = step * kStepBytes;
+      const int8_t* p =
+          planes + step * kStep / kActivationBlock * (2 * kActivationBlock) + step * kStep % kActivationBlock;
+      __m512i sums[kPanel], group_sums[kGroupsPerStep];
+      const std::byte* codes = a.codes + offset;
+      if (offset + kStepBytes <= row_bytes) {
+        HWY_UNROLL(16)
+        for (int n = 0; n < kPanel; ++n, codes += row_bytes) sums[n] = DotBytes<kBits>(_mm512_loadu_si512(codes), p);
+      } else {
+        const auto mask = static_cast<__mmask16>((1u << ((row_bytes - offset) / 4)) - 1);
+        for (int n = 0; n < kPanel; ++n, codes += row_bytes)
+          sums[n] = DotBytes<kBits>(_mm512_maskz_loadu_epi32(mask, codes), p);
+      }
+      ReduceGroups<kGroupsPerStep>(sums, group_sums);
+      HWY_UNROLL(4)
+      for (int q = 0; q < kGroupsPerStep; ++q) {
+        if (g + q >= end) break;
+        const __m512i words = _mm512_load_si512(packed[((g + q) >> shift) - first]);
+        const __m512 scale =
+            _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+        const __m512 bias = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+        const ActivationScale& s = scales[g + q];
+        acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(group_sums[q]), _mm512_mul_ps(scale, _mm512_set1_ps(s.d)), acc);
+        acc = _mm512_fmadd_ps(bias, _mm512_set1_ps(s.sum), acc);
+      }
+    }
+  }
+  _mm512_store_ps(a.out, acc);
 }
 
 #else  // AVX2, NEON, emulation: weights pass through a scratch in L1
@@ -209,9 +333,7 @@ inline void LoadTransposed(const std::byte* const (&rows)[kPanel], size_t offset
   const hn::FixedTag<uint64_t, 2> d64;
   for (int n = 0; n < kPanel; n += 4)
     for (int j = 0; j < 16; j += 4) {
-      const auto load = [&](int i) {
-        return hn::LoadU(d32, reinterpret_cast<const uint32_t*>(from[n + i] + j * 4));
-      };
+      const auto load = [&](int i) { return hn::LoadU(d32, reinterpret_cast<const uint32_t*>(from[n + i] + j * 4)); };
       const auto r0 = load(0), r1 = load(1), r2 = load(2), r3 = load(3);
       const auto a0 = hn::BitCast(d64, hn::InterleaveLower(d32, r0, r1));
       const auto a1 = hn::BitCast(d64, hn::InterleaveUpper(d32, r0, r1));
@@ -225,13 +347,11 @@ inline void LoadTransposed(const std::byte* const (&rows)[kPanel], size_t offset
 #endif
 }
 
-inline void LoadScales(const PanelRows& rows, int first, int groups,
-                       uint32_t (&packed)[kScaleBlock][kPanel]) {
+inline void LoadScales(const PanelRows& rows, int first, int groups, uint32_t (&packed)[kScaleBlock][kPanel]) {
   const int count = std::min(kScaleBlock, groups - first);
   for (int n = 0; n < kPanel; ++n)
     for (int g = 0; g < count; ++g)
-      packed[g][n] =
-          (static_cast<uint32_t>(rows.scales[n][first + g].bits) << 16) | rows.biases[n][first + g].bits;
+      packed[g][n] = (static_cast<uint32_t>(rows.scales[n][first + g].bits) << 16) | rows.biases[n][first + g].bits;
 }
 
 HWY_INLINE int32_t Load4(const int8_t* p) {
@@ -290,8 +410,7 @@ HWY_INLINE hn::VFromD<IntTag> DotGroup(const uint8_t* w, const int8_t* p, int se
       if (kBits == 8) half[plane] = vdotq_s32(half[plane], vdupq_n_s8(64), v);
     }
   }
-  for (int plane = 0; plane < 2; ++plane)
-    sum[plane] = vaddq_s32(sum[plane], vaddq_s32(half[plane], half[plane]));
+  for (int plane = 0; plane < 2; ++plane) sum[plane] = vaddq_s32(sum[plane], vaddq_s32(half[plane], half[plane]));
   return hn::VFromD<IntTag>(vaddq_s32(vshlq_n_s32(sum[0], 7), sum[1]));
 }
 
@@ -358,32 +477,34 @@ template <int kBits, int kGroup>
 void AffinePanel(const PanelArgs& a) {
   constexpr int kStep = kStepBytes * 8 / kBits;  // inputs per step: 128 or 64
   constexpr int kGroupsPerStep = kStep / kGroup;
+#if HWY_TARGET == HWY_AVX3_DL
+  if (a.m == 1 && a.valid == kPanel) return AffineOneRow<kBits, kGroup>(a);
+#endif
   const PanelRows rows(a);
-  const int groups = a.k / kGroup, ratio = a.group / kGroup;
-  const auto steps = static_cast<size_t>((a.k + kStep - 1) / kStep);
+  const int groups = a.k / kGroup, shift = a.group / kGroup / 2;  // weight group = g >> shift (ratio 1, 2 or 4)
+  CodePrefetcher prefetch(a, static_cast<size_t>((a.k + kStep - 1) / kStep));
   std::memset(a.out, 0, static_cast<size_t>(a.m) * kPanel * sizeof(float));
   alignas(64) uint32_t packed[kScaleBlock][kPanel];
   for (int first = 0; first < a.groups; first += kScaleBlock) {
     PrefetchScales(a, first);
     LoadScales(rows, first, a.groups, packed);
-    const int end = std::min(groups, (first + kScaleBlock) * ratio);
-    for (int g = first * ratio; g < end; g += kGroupsPerStep) {
+    const int end = std::min(groups, (first + kScaleBlock) << shift);
+    for (int g = first << shift; g < end; g += kGroupsPerStep) {
       const auto step = static_cast<size_t>(g / kGroupsPerStep);
-      PrefetchCodes(a, step, steps);
+      prefetch.Step();
 #if HWY_TARGET == HWY_AVX3_DL
       __m512i t[16];
 #else
       alignas(64) uint32_t t[16][kPanel];
 #endif
       LoadTransposed(rows.codes, step * kStepBytes, a.row_bytes, t);
-      const size_t block =
-          step * kStep / kActivationBlock * (2 * kActivationBlock) + step * kStep % kActivationBlock;
+      const size_t block = step * kStep / kActivationBlock * (2 * kActivationBlock) + step * kStep % kActivationBlock;
       HWY_UNROLL(4)
       for (int q = 0; q < kGroupsPerStep; ++q) {
         if (g + q >= end) break;
         constexpr int kBytes = kBits == 4 ? kGroup / 2 : kGroup;
-        MultiplyStepGroup<kBits, kGroup>(a, t, q, block + static_cast<size_t>(q) * kBytes,
-                                         static_cast<size_t>(g + q), packed[(g + q) / ratio - first]);
+        MultiplyStepGroup<kBits, kGroup>(a, t, q, block + static_cast<size_t>(q) * kBytes, static_cast<size_t>(g + q),
+                                         packed[((g + q) >> shift) - first]);
       }
     }
   }
@@ -403,9 +524,10 @@ void FloatPanel(const PanelArgs& a) {
   alignas(64) uint32_t t[16][kPanel];
   alignas(64) uint32_t packed[kScaleBlock][kPanel];
   const auto steps = (a.row_bytes + kStepBytes - 1) / kStepBytes;
+  CodePrefetcher prefetch(a, steps);
   int scales_from = -1;
   for (size_t step = 0; step < steps; ++step) {
-    PrefetchCodes(a, step, steps);
+    prefetch.Step();
 #if HWY_TARGET == HWY_AVX3_DL
     __m512i words[16];
     LoadTransposed(rows.codes, step * kStepBytes, a.row_bytes, words);
@@ -439,8 +561,7 @@ void FloatPanel(const PanelArgs& a) {
             const auto bias = hn::BitCast(df, hn::ShiftLeft<16>(pair));
             auto rest = word;
             for (int i = 0; i < kPerDword; ++i) {
-              const auto code =
-                  hn::ConvertTo(df, hn::BitCast(di, hn::And(rest, hn::Set(dw, (1u << kBits) - 1))));
+              const auto code = hn::ConvertTo(df, hn::BitCast(di, hn::And(rest, hn::Set(dw, (1u << kBits) - 1))));
               hn::Store(hn::MulAdd(scale, code, bias), df, &w[j * kPerDword + i][n]);
               rest = hn::ShiftRight<kBits>(rest);
             }

@@ -39,9 +39,7 @@ class Profile {
    public:
     Scope(Profile& profile, Stage stage)
         : time_(profile.times_[static_cast<int>(stage)]), start_(std::chrono::steady_clock::now()) {}
-    ~Scope() {
-      time_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-    }
+    ~Scope() { time_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
     void add_bytes(size_t bytes) { time_.bytes += static_cast<double>(bytes); }

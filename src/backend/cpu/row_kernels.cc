@@ -73,8 +73,7 @@ void Quantize(const float* x, int k, int group, ByteOrder order, int8_t* planes,
   for (int from = 0; from < k; from += kActivationBlock) {
     int16_t values[kActivationBlock];
     const int n = std::min(kActivationBlock, k - from);
-    for (int i = 0; i < n; i += group)
-      scales[(from + i) / group] = QuantizeGroup(x + from + i, group, values + i);
+    for (int i = 0; i < n; i += group) scales[(from + i) / group] = QuantizeGroup(x + from + i, group, values + i);
     std::fill(values + n, values + kActivationBlock, int16_t{0});
     if (order == ByteOrder::kSplit)
       StorePlanes(values, ByteOrder::kSplit, planes + 2 * from);
@@ -113,14 +112,19 @@ void Add(const float* y, int m, int n, const float* weights, float* out, size_t 
   });
 }
 
-void SwiGlu(const float* gate, const float* up, int m, int n, float* out, size_t stride,
-            const int32_t* rows) {
+void SwiGlu(const float* gate, const float* up, int m, int n, float* out, size_t stride, const int32_t* rows) {
   const FloatTag d;
   ForPanelRows(m, n, out, stride, rows, [&](int i, float* to) {
     for (int j = 0; j < kPanel; j += static_cast<int>(hn::Lanes(d)))
-      hn::StoreU(hn::Mul(Silu(d, hn::Load(d, gate + i * kPanel + j)), hn::Load(d, up + i * kPanel + j)), d,
-                 to + j);
+      hn::StoreU(hn::Mul(Silu(d, hn::Load(d, gate + i * kPanel + j)), hn::Load(d, up + i * kPanel + j)), d, to + j);
   });
+}
+
+void Axpy(float weight, const float* y, int n, float* out) {
+  const FloatTag d;
+  const auto w = hn::Set(d, weight);
+  for (int i = 0; i < n; i += static_cast<int>(hn::Lanes(d)))
+    hn::StoreU(hn::MulAdd(w, hn::LoadU(d, y + i), hn::LoadU(d, out + i)), d, out + i);
 }
 
 void SigmoidGate(const float* gate, int n, float* x) {
@@ -161,7 +165,7 @@ int64_t ArgMax(const float* x, int64_t n) {
   return std::find(x + best_block, x + n, best) - x;
 }
 
-RowKernels GetRowKernels() { return {RmsNorm, Quantize, Store, Add, SwiGlu, SigmoidGate, ArgMax}; }
+RowKernels GetRowKernels() { return {RmsNorm, Quantize, Store, Add, SwiGlu, Axpy, SigmoidGate, ArgMax}; }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace calla::cpu

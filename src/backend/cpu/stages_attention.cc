@@ -48,16 +48,15 @@ void CpuBackend::prepare_attention(int layer) {
     const float* table = rope_.data() + static_cast<size_t>(r) * shape_.rotary_dim;
     for (int head = 0; head < shape_.q_heads; ++head) {
       float* q = row(Slot::kAttnQ, r) + head * kHeadDim;
-      kernels_.row.rmsnorm(row(Slot::kAttnQGate, r) + head * 2 * kHeadDim, w.q_norm.data(), kHeadDim,
-                           shape_.rms_eps, q);
+      kernels_.row.rmsnorm(row(Slot::kAttnQGate, r) + head * 2 * kHeadDim, w.q_norm.data(), kHeadDim, shape_.rms_eps,
+                           q);
       rotate(q, table, shape_.rotary_dim);
     }
     const int position = positions_[r];
     const int page = range.sequence->kv_pages[position / kPageRows];
     for (int head = 0; head < shape_.kv_heads; ++head) {
       float k[kHeadDim];
-      kernels_.row.rmsnorm(row(Slot::kAttnK, r) + head * kHeadDim, w.k_norm.data(), kHeadDim, shape_.rms_eps,
-                           k);
+      kernels_.row.rmsnorm(row(Slot::kAttnK, r) + head * kHeadDim, w.k_norm.data(), kHeadDim, shape_.rms_eps, k);
       rotate(k, table, shape_.rotary_dim);
       const float* v = row(Slot::kAttnV, r) + head * kHeadDim;
       if (options_.full_precision)
@@ -79,14 +78,18 @@ void CpuBackend::prepare_attention(int layer) {
 
 void CpuBackend::attend_page(int layer, const SequenceRows& sequence, int kv_head, int page, const float* q,
                              int position, AttentionPartial& partial) const {
-  const int id = sequence.kv_pages[page];
   const int rows = std::min(kPageRows, position + 1 - page * kPageRows);
+  const int id = sequence.kv_pages[page];
+  const int next = (page + 1) * kPageRows <= position ? sequence.kv_pages[page + 1] : id;
+  const auto attend = [&](auto kernel, auto element) {
+    using T = decltype(element);
+    kernel(q, pool_.keys<T>(layer, id, kv_head), pool_.values<T>(layer, id, kv_head), rows,
+           pool_.keys<T>(layer, next, kv_head), &partial);
+  };
   if (options_.full_precision)
-    kernels_.attention.page_float(q, pool_.keys<float>(layer, id, kv_head),
-                                  pool_.values<float>(layer, id, kv_head), rows, &partial);
+    attend(kernels_.attention.page_float, float{});
   else
-    kernels_.attention.page_bf16(q, pool_.keys<bf16>(layer, id, kv_head),
-                                 pool_.values<bf16>(layer, id, kv_head), rows, &partial);
+    attend(kernels_.attention.page_bf16, bf16{});
 }
 
 void CpuBackend::finish_attention(const AttentionPartial& partial, int batch_row, int kv_head) {
@@ -120,8 +123,7 @@ void CpuBackend::attend_tile(int layer, const RowRange& range, int kv_head, int 
           attend_page(layer, sequence, kv_head, page, tile.q[i], position, tile.part[i]);
       }
     for (int i = 0; i < rows; ++i)
-      if (part < parts_of(sequence.position + first + i))
-        kernels_.attention.merge(&tile.part[i], &tile.total[i]);
+      if (part < parts_of(sequence.position + first + i)) kernels_.attention.merge(&tile.part[i], &tile.total[i]);
   }
   for (int i = 0; i < rows; ++i) finish_attention(tile.total[i], range.first + first + i, kv_head);
 }
@@ -142,8 +144,7 @@ void CpuBackend::attend_parts(int layer) {
       for (int i = 0; i < range.sequence->rows; ++i) {
         const int r = range.first + i;
         const size_t pieces = parts_of(positions_[r]) * heads;
-        if (piece < pieces)
-          return Place{&range, r, static_cast<int>(piece % heads), static_cast<int>(piece / heads)};
+        if (piece < pieces) return Place{&range, r, static_cast<int>(piece % heads), static_cast<int>(piece / heads)};
         piece -= pieces;
       }
     check(false, "attention piece within the batch");
@@ -164,8 +165,7 @@ void CpuBackend::attend_parts(int layer) {
     const auto n = static_cast<size_t>(parts_of(positions_[r]));
     for (size_t head = 0; head < heads; ++head) {
       kernels_.attention.reset(&total);
-      for (size_t part = 0; part < n; ++part)
-        kernels_.attention.merge(&parts[first + part * heads + head], &total);
+      for (size_t part = 0; part < n; ++part) kernels_.attention.merge(&parts[first + part * heads + head], &total);
       finish_attention(total, r, static_cast<int>(head));
     }
     first += n * heads;

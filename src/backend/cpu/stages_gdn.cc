@@ -35,8 +35,8 @@ void CpuBackend::mix_sequence(int layer, const RowRange& range, int key_head, in
   float* states = pool_.gdn_state(layer, range.sequence->recurrent_slot);
 
   const auto convolve = [&](int channel, float* out) {
-    kernels_.gdn.conv_silu(x + channel, channels, tail + channel, channels,
-                           conv_taps_[layer].data() + channel, channels, rows, kGdnHeadDim, out);
+    kernels_.gdn.conv_silu(x + channel, channels, tail + channel, channels, conv_taps_[layer].data() + channel,
+                           channels, rows, kGdnHeadDim, out);
     update_tail(x, rows, kGdnHeadDim, channels, channel, tail);
   };
   convolve(key_head * kGdnHeadDim, q);

@@ -13,8 +13,7 @@ namespace {
 // One row of a matrix in fp32.
 void expand_row(const WeightMatrix& matrix, int n, float* out) {
   if (matrix.format == WeightFormat::kBf16) {
-    for (int k = 0; k < matrix.k; ++k)
-      out[k] = to_float(matrix.values[static_cast<size_t>(n) * matrix.k + k]);
+    for (int k = 0; k < matrix.k; ++k) out[k] = to_float(matrix.values[static_cast<size_t>(n) * matrix.k + k]);
     return;
   }
   const int per_word = 32 / matrix.bits;
@@ -59,7 +58,7 @@ void CpuBackend::project_gdn(int layer) {
   Profile::Scope scope(profile_, Stage::kProjectGdn);
   const GdnWeights& w = *weights_.layers[layer].gdn;
   norm_rows(weights_.layers[layer].input_norm, normed_.data());
-  inputs_.prepare(normed_.data(), shape_.hidden, rows_, shape_.hidden,
+  inputs_.prepare(normed_.data(), shape_.hidden, nullptr, rows_, shape_.hidden,
                   linear_.codings({&w.in_qkv, &w.in_z, &w.in_a, &w.in_b}), kernels_.row, threads_);
   const auto heads = static_cast<size_t>(shape_.gdn_value_heads);
   const Product products[] = {
@@ -76,7 +75,7 @@ void CpuBackend::project_attention(int layer) {
   Profile::Scope scope(profile_, Stage::kProjectAttention);
   const AttentionWeights& w = *weights_.layers[layer].attention;
   norm_rows(weights_.layers[layer].input_norm, normed_.data());
-  inputs_.prepare(normed_.data(), shape_.hidden, rows_, shape_.hidden, linear_.codings({&w.q, &w.k, &w.v}),
+  inputs_.prepare(normed_.data(), shape_.hidden, nullptr, rows_, shape_.hidden, linear_.codings({&w.q, &w.k, &w.v}),
                   kernels_.row, threads_);
   const Product products[] = {
       {w.q, slot(Slot::kAttnQGate), static_cast<size_t>(2 * shape_.q_width())},
@@ -91,7 +90,7 @@ void CpuBackend::project_residual(int layer) {
   Profile::Scope scope(profile_, Stage::kProjectResidual);
   const LayerWeights& w = weights_.layers[layer];
   const WeightMatrix& out = w.gdn ? w.gdn->out : w.attention->out;
-  inputs_.prepare(slot(Slot::kMixed), shape_.mixer_width(), rows_, out.k, linear_.codings({&out}),
+  inputs_.prepare(slot(Slot::kMixed), shape_.mixer_width(), nullptr, rows_, out.k, linear_.codings({&out}),
                   kernels_.row, threads_);
   const Product product{out, slot(Slot::kResidual), static_cast<size_t>(shape_.hidden), true};
   linear_.multiply({&product, 1}, inputs_, rows_);
@@ -105,7 +104,7 @@ void CpuBackend::head() {
   for (int i = 0; i < heads; ++i)
     kernels_.row.rmsnorm(row(Slot::kResidual, batch_.heads[i].row), weights_.final_norm.data(), shape_.hidden,
                          shape_.rms_eps, normed_.data() + i * hidden);
-  inputs_.prepare(normed_.data(), hidden, heads, shape_.hidden, linear_.codings({&weights_.lm_head}),
+  inputs_.prepare(normed_.data(), hidden, nullptr, heads, shape_.hidden, linear_.codings({&weights_.lm_head}),
                   kernels_.row, threads_);
   const Product product{weights_.lm_head, current().logits.data(), static_cast<size_t>(shape_.vocab)};
   linear_.multiply({&product, 1}, inputs_, heads);

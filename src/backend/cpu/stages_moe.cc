@@ -11,8 +11,7 @@
 namespace calla::cpu {
 namespace {
 
-constexpr int kPanelsPerPiece =
-    4;  // 64 outputs of gate and up (147 KB at hidden 2048), or of all down projections
+constexpr int kPanelsPerPiece = 4;  // 64 outputs of gate and up (147 KB at hidden 2048), or of all down projections
 
 int pieces_of(const WeightMatrix& matrix) { return (panels(matrix) + kPanelsPerPiece - 1) / kPanelsPerPiece; }
 
@@ -34,7 +33,7 @@ void CpuBackend::route(int layer) {
   const MoeWeights& w = weights_.layers[layer].moe;
   float* x = slot(Slot::kMoeInput);
   norm_rows(weights_.layers[layer].post_norm, x);
-  inputs_.prepare(x, shape_.hidden, rows_, shape_.hidden, linear_.codings({&w.router, &w.shared_expert_gate}),
+  inputs_.prepare(x, shape_.hidden, nullptr, rows_, shape_.hidden, linear_.codings({&w.router, &w.shared_expert_gate}),
                   kernels_.row, threads_);
   const Product products[] = {
       {w.router, router_logits_.data(), static_cast<size_t>(shape_.experts)},
@@ -92,74 +91,66 @@ void CpuBackend::group_rows(int /*layer*/) {
 void CpuBackend::experts_up(int layer) {
   Profile::Scope scope(profile_, Stage::kExpertsUp);
   const MoeWeights& w = weights_.layers[layer].moe;
-  inputs_.prepare(
-      slot(Slot::kMoeInput), shape_.hidden, rows_, shape_.hidden,
-      linear_.codings({&w.expert_gate_proj, &w.expert_up_proj, &w.shared_gate_proj, &w.shared_up_proj}),
-      kernels_.row, threads_);
+  inputs_.prepare(slot(Slot::kMoeInput), shape_.hidden, nullptr, rows_, shape_.hidden,
+                  linear_.codings({&w.expert_gate_proj, &w.expert_up_proj, &w.shared_gate_proj, &w.shared_up_proj}),
+                  kernels_.row, threads_);
 
-  // One piece: some panels of gate and up of one expert, for all its rows. The shared expert has all rows: it
-  // goes first, so that the last pieces are small.
+  // One piece: some panels of gate and up of one expert, for all its rows. The shared expert comes last.
   struct Piece {
     WeightMatrix gate, up;
-    int begin, end;                 // panels
-    const int32_t *rows, *entries;  // null: all rows in order
-    int m;
-    float* out;
-    size_t stride;
+    int begin = 0, end = 0;  // panels
+    int m = 0;
+    const int32_t *rows = nullptr, *out_rows = nullptr;  // null: all rows in order
+    float* out = nullptr;
   };
-  const auto shared_pieces = static_cast<size_t>(pieces_of(w.shared_gate_proj));
   const auto expert_pieces = static_cast<size_t>(pieces_of(w.expert_gate_proj));
+  const size_t routed = groups_.size() * expert_pieces;
+  const size_t count = routed + static_cast<size_t>(pieces_of(w.shared_gate_proj));
   const auto place = [&](size_t index) {
-    Piece p{};
-    if (index < shared_pieces) {
-      p = {w.shared_gate_proj,
-           w.shared_up_proj,
-           static_cast<int>(index),
-           0,
-           nullptr,
-           nullptr,
-           rows_,
-           shared_hidden_.data(),
-           static_cast<size_t>(shape_.shared_expert_width)};
-    } else {
-      index -= shared_pieces;
+    Piece p;
+    if (index < routed) {
       const ExpertGroup& group = groups_[index / expert_pieces];
-      p = {w.expert_gate_proj.expert(group.expert),
-           w.expert_up_proj.expert(group.expert),
-           static_cast<int>(index % expert_pieces),
-           0,
-           entry_rows_.data() + group.begin,
-           entry_ids_.data() + group.begin,
-           group.end - group.begin,
-           routed_hidden_.data(),
-           static_cast<size_t>(shape_.expert_width)};
+      p.gate = w.expert_gate_proj.expert(group.expert);
+      p.up = w.expert_up_proj.expert(group.expert);
+      p.begin = static_cast<int>(index % expert_pieces) * kPanelsPerPiece;
+      p.m = group.end - group.begin;
+      p.rows = entry_rows_.data() + group.begin;
+      p.out_rows = entry_ids_.data() + group.begin;
+      p.out = routed_hidden_.data();
+    } else {
+      p.gate = w.shared_gate_proj;
+      p.up = w.shared_up_proj;
+      p.begin = static_cast<int>(index - routed) * kPanelsPerPiece;
+      p.m = rows_;
+      p.out = shared_hidden_.data();
     }
-    p.begin *= kPanelsPerPiece;
     p.end = std::min(p.begin + kPanelsPerPiece, panels(p.gate));
     return p;
   };
-  const size_t count = shared_pieces + groups_.size() * expert_pieces;
   threads_.for_each(count, [&](size_t index, size_t next_index, int thread) {
     const Piece p = place(index);
-    Piece following{};
+    Piece following;
     PanelRef after;
     if (next_index < count) {
       following = place(next_index);
       after = {&following.gate, following.begin};
     }
     float *gate = linear_.scratch(thread, 0), *up = linear_.scratch(thread, 1);
+    const auto stride = static_cast<size_t>(p.gate.n);
     for (int from = 0; from < p.m; from += kRowBlock) {
-      const int m = std::min(kRowBlock, p.m - from);
-      std::array<int32_t, kRowBlock> in_order;
-      for (int i = 0; i < m; ++i) in_order[i] = from + i;
-      const int32_t* rows = p.rows != nullptr ? p.rows + from : in_order.data();
-      const int32_t* to = p.entries != nullptr ? p.entries + from : in_order.data();
+      RowSet rows{nullptr, from, std::min(kRowBlock, p.m - from)};
+      float* out = p.out + static_cast<size_t>(from) * stride;
+      const int32_t* out_rows = nullptr;
+      if (p.rows != nullptr) {
+        rows = {p.rows + from, 0, rows.m};
+        out = p.out;
+        out_rows = p.out_rows + from;
+      }
       for (int panel = p.begin; panel < p.end; ++panel) {
-        linear_.panel({&p.gate, panel}, inputs_, rows, m, gate, {&p.up, panel});
-        linear_.panel({&p.up, panel}, inputs_, rows, m, up,
-                      panel + 1 < p.end ? PanelRef{&p.gate, panel + 1} : after);
+        linear_.panel({&p.gate, panel}, inputs_, rows, gate, {&p.up, panel});
+        linear_.panel({&p.up, panel}, inputs_, rows, up, panel + 1 < p.end ? PanelRef{&p.gate, panel + 1} : after);
         const int n = std::min(kPanel, p.gate.n - panel * kPanel);
-        kernels_.row.swiglu(gate, up, m, n, p.out + panel * kPanel, p.stride, to);
+        kernels_.row.swiglu(gate, up, rows.m, n, out + panel * kPanel, stride, out_rows);
       }
     }
   });
@@ -169,50 +160,102 @@ void CpuBackend::experts_up(int layer) {
 void CpuBackend::experts_down(int layer) {
   Profile::Scope scope(profile_, Stage::kExpertsDown);
   const MoeWeights& w = weights_.layers[layer].moe;
-  routed_inputs_.prepare(routed_hidden_.data(), shape_.expert_width, rows_ * kExpertsPerToken,
+  // The routed rows in the order of their experts: each expert's rows lie side by side.
+  routed_inputs_.prepare(routed_hidden_.data(), shape_.expert_width, entry_ids_.data(), rows_ * kExpertsPerToken,
                          shape_.expert_width, linear_.codings({&w.expert_down_proj}), kernels_.row, threads_);
-  shared_inputs_.prepare(shared_hidden_.data(), shape_.shared_expert_width, rows_, shape_.shared_expert_width,
+  shared_inputs_.prepare(shared_hidden_.data(), shape_.shared_expert_width, nullptr, rows_, shape_.shared_expert_width,
                          linear_.codings({&w.shared_down_proj}), kernels_.row, threads_);
+  if (rows_ <= kFewRows)
+    experts_down_few(w);
+  else
+    experts_down_many(w);
+  scope.add_bytes(groups_.size() * w.expert_down_proj.expert(0).bytes() + w.shared_down_proj.bytes());
+}
 
-  // One piece: some columns of the residual stream, for all experts in turn, so that no two threads add to
-  // one place.
-  const auto stride = static_cast<size_t>(shape_.hidden);
-  const auto count = static_cast<size_t>(pieces_of(w.expert_down_proj));
+// Few rows: a thread reads long runs of one expert's weights; the products are added up afterwards.
+void CpuBackend::experts_down_few(const MoeWeights& w) {
+  const auto hidden = static_cast<size_t>(shape_.hidden);
+  const auto pieces = static_cast<size_t>(pieces_of(w.expert_down_proj));
+  const int entries = rows_ * kExpertsPerToken;
+  const size_t count = (groups_.size() + 1) * pieces;  // the shared expert last
+  struct Piece {
+    WeightMatrix down;
+    int begin;  // panel
+  };
+  const auto place = [&](size_t index) {
+    const size_t g = index / pieces;
+    return Piece{g < groups_.size() ? w.expert_down_proj.expert(groups_[g].expert) : w.shared_down_proj,
+                 static_cast<int>(index % pieces) * kPanelsPerPiece};
+  };
   threads_.for_each(count, [&](size_t index, size_t next_index, int thread) {
-    const int begin = static_cast<int>(index) * kPanelsPerPiece;
-    const int end = std::min(begin + kPanelsPerPiece, panels(w.expert_down_proj));
+    const Piece p = place(index);
+    Piece following{};
+    PanelRef after;
+    if (next_index < count) {
+      following = place(next_index);
+      after = {&following.down, following.begin};
+    }
+    const size_t g = index / pieces;
+    const bool routed = g < groups_.size();
+    const RowSet rows =
+        routed ? RowSet{nullptr, groups_[g].begin, groups_[g].end - groups_[g].begin} : RowSet{nullptr, 0, rows_};
+    float* out = down_products_.data() + static_cast<size_t>(routed ? groups_[g].begin : entries) * hidden;
+    const int end = std::min(p.begin + kPanelsPerPiece, panels(p.down));
     float* y = linear_.scratch(thread, 0);
-    // The columns of one expert for m rows; `after` is read next.
-    const auto add = [&](const WeightMatrix& down, const Activations& x, const int32_t* inputs,
-                         const int32_t* to, const float* weights, int m, PanelRef after) {
+    for (int panel = p.begin; panel < end; ++panel) {
+      linear_.panel({&p.down, panel}, routed ? routed_inputs_ : shared_inputs_, rows, y,
+                    panel + 1 < end ? PanelRef{&p.down, panel + 1} : after);
+      const int n = std::min(kPanel, p.down.n - panel * kPanel);
+      kernels_.row.store(y, rows.m, n, out + panel * kPanel, hidden, nullptr);
+    }
+  });
+  for (int i = 0; i < entries; ++i)
+    kernels_.row.axpy(entry_weights_[i], down_products_.data() + i * hidden, shape_.hidden,
+                      row(Slot::kResidual, entry_rows_[i]));
+  for (int r = 0; r < rows_; ++r)
+    kernels_.row.axpy(slot(Slot::kSharedGate)[r], down_products_.data() + (entries + r) * hidden, shape_.hidden,
+                      row(Slot::kResidual, r));
+}
+
+// Many rows. One piece: some columns of the residual stream, for all experts in turn, so that no two threads add to
+// one place.
+void CpuBackend::experts_down_many(const MoeWeights& w) {
+  const auto stride = static_cast<size_t>(shape_.hidden);
+  // Wide pieces use an expert's rows for more panels; narrow ones keep many threads busy.
+  const int per_piece = std::clamp(panels(w.expert_down_proj) / (8 * threads_.threads()), kPanelsPerPiece, 16);
+  const auto count = static_cast<size_t>((panels(w.expert_down_proj) + per_piece - 1) / per_piece);
+  threads_.for_each(count, [&](size_t index, size_t next_index, int thread) {
+    const int begin = static_cast<int>(index) * per_piece;
+    const int end = std::min(begin + per_piece, panels(w.expert_down_proj));
+    float* y = linear_.scratch(thread, 0);
+    // The columns of one expert for some rows; `after` is read next.
+    const auto add = [&](const WeightMatrix& down, const Activations& x, RowSet rows, const int32_t* out_rows,
+                         float* out, const float* weights, PanelRef after) {
       for (int panel = begin; panel < end; ++panel) {
-        linear_.panel({&down, panel}, x, inputs, m, y, panel + 1 < end ? PanelRef{&down, panel + 1} : after);
+        linear_.panel({&down, panel}, x, rows, y, panel + 1 < end ? PanelRef{&down, panel + 1} : after);
         const int n = std::min(kPanel, down.n - panel * kPanel);
-        kernels_.row.add(y, m, n, weights, slot(Slot::kResidual) + panel * kPanel, stride, to);
+        kernels_.row.add(y, rows.m, n, weights, out + panel * kPanel, stride, out_rows);
       }
     };
-    const WeightMatrix first_expert = w.expert_down_proj.expert(groups_.front().expert);
+    float* residual = slot(Slot::kResidual);
     for (size_t g = 0; g < groups_.size(); ++g) {
       const ExpertGroup& group = groups_[g];
       const WeightMatrix down = w.expert_down_proj.expert(group.expert);
       const WeightMatrix following =
           g + 1 < groups_.size() ? w.expert_down_proj.expert(groups_[g + 1].expert) : w.shared_down_proj;
       for (int from = group.begin; from < group.end; from += kRowBlock)
-        add(down, routed_inputs_, entry_ids_.data() + from, entry_rows_.data() + from,
-            entry_weights_.data() + from, std::min(kRowBlock, group.end - from), {&following, begin});
+        add(down, routed_inputs_, {nullptr, from, std::min(kRowBlock, group.end - from)}, entry_rows_.data() + from,
+            residual, entry_weights_.data() + from, {&following, begin});
     }
+    const WeightMatrix first_expert = w.expert_down_proj.expert(groups_.front().expert);
     for (int from = 0; from < rows_; from += kRowBlock) {
-      const int m = std::min(kRowBlock, rows_ - from);
-      std::array<int32_t, kRowBlock> in_order;
-      for (int i = 0; i < m; ++i) in_order[i] = from + i;
       PanelRef after;
-      if (from + m == rows_ && next_index < count)
-        after = {&first_expert, static_cast<int>(next_index) * kPanelsPerPiece};
-      add(w.shared_down_proj, shared_inputs_, in_order.data(), in_order.data(),
-          slot(Slot::kSharedGate) + from, m, after);
+      if (from + kRowBlock >= rows_ && next_index < count)
+        after = {&first_expert, static_cast<int>(next_index) * per_piece};
+      add(w.shared_down_proj, shared_inputs_, {nullptr, from, std::min(kRowBlock, rows_ - from)}, nullptr,
+          residual + static_cast<size_t>(from) * stride, slot(Slot::kSharedGate) + from, after);
     }
   });
-  scope.add_bytes(groups_.size() * w.expert_down_proj.expert(0).bytes() + w.shared_down_proj.bytes());
 }
 
 }  // namespace calla::cpu

@@ -16,8 +16,8 @@ StatePool::StatePool(const ModelShape& shape, bool full_precision)
   counts_offset_ = shape.gdn_layers() * (gdn_floats() + tail_floats()) * sizeof(float);
   const size_t used = counts_offset_ + shape.vocab * sizeof(TokenCount) + sizeof(TokenId) + alignof(TokenId);
   slot_bytes_ = (used + 63) / 64 * 64;
-  page_bytes_ = static_cast<size_t>(shape.attention_layers()) * shape.kv_heads * 2 * kPageRows * kHeadDim *
-                element_bytes_;
+  page_bytes_ =
+      static_cast<size_t>(shape.attention_layers()) * shape.kv_heads * 2 * kPageRows * kHeadDim * element_bytes_;
 }
 
 void StatePool::allocate(const StateMemoryPlan& plan) {
@@ -48,15 +48,13 @@ void StatePool::copy_slot(int from, int to) { std::memcpy(slot(to).data(), slot(
 void StatePool::copy_page(int from, int to) { std::memcpy(page(to).data(), page(from).data(), page_bytes_); }
 
 float* StatePool::gdn_state(int layer, int slot) const {
-  return reinterpret_cast<float*>(this->slot(slot).data()) +
-         index_in_kind_[layer] * (gdn_floats() + tail_floats());
+  return reinterpret_cast<float*>(this->slot(slot).data()) + index_in_kind_[layer] * (gdn_floats() + tail_floats());
 }
 
 float* StatePool::conv_tail(int layer, int slot) const { return gdn_state(layer, slot) + gdn_floats(); }
 
 std::span<TokenCount> StatePool::counts(int slot) const {
-  return {reinterpret_cast<TokenCount*>(this->slot(slot).data() + counts_offset_),
-          static_cast<size_t>(shape_.vocab)};
+  return {reinterpret_cast<TokenCount*>(this->slot(slot).data() + counts_offset_), static_cast<size_t>(shape_.vocab)};
 }
 
 TokenId& StatePool::last_token(int slot) const {
@@ -107,8 +105,7 @@ float load(float x) { return x; }
 }  // namespace
 
 template <class T>
-void StatePool::convert_kv(int layer, std::span<const int32_t> pages, int rows, float* k, float* v,
-                           bool write) const {
+void StatePool::convert_kv(int layer, std::span<const int32_t> pages, int rows, float* k, float* v, bool write) const {
   for (int head = 0; head < shape_.kv_heads; ++head)
     for (int row = 0; row < rows; ++row) {
       const size_t at = (static_cast<size_t>(head) * rows + row) * kHeadDim;

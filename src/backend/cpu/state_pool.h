@@ -53,8 +53,7 @@ class StatePool {
   // Conversions to the reference's layout, for tests.
   void read_gdn(int layer, int slot, std::span<float> state, std::span<float> conv) const;
   void write_gdn(int layer, int slot, std::span<const float> state, std::span<const float> conv);
-  void read_kv(int layer, std::span<const int32_t> pages, int rows, std::span<float> k,
-               std::span<float> v) const;
+  void read_kv(int layer, std::span<const int32_t> pages, int rows, std::span<float> k, std::span<float> v) const;
   void write_kv(int layer, std::span<const int32_t> pages, int rows, std::span<const float> k,
                 std::span<const float> v);
 

@@ -53,12 +53,12 @@ endwhile()
 file(WRITE ${OUTPUT} "// Generated from kernels/ by embed_kernels.cmake.
 #include \"backend/metal/kernel_sources.h\"
 
-namespace calla {
+namespace calla::metal {
 
 const char* ${FUNCTION}() {
   return
 ${literal};
 }
 
-}  // namespace calla
+}  // namespace calla::metal
 ")

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace calla {
+namespace calla::metal {
 namespace {
 
 bool any_overlap(std::span<const ByteRange> a, std::span<const ByteRange> b) {
@@ -30,4 +30,4 @@ void HazardTracker::clear() {
   written_.clear();
 }
 
-}  // namespace calla
+}  // namespace calla::metal

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-namespace calla {
+namespace calla::metal {
 
 struct ByteRange {
   const void* resource = nullptr;
@@ -28,8 +28,8 @@ class HazardTracker {
  private:
   bool conflicts(std::span<const ByteRange> reads, std::span<const ByteRange> writes) const;
 
-  std::vector<ByteRange> read_;     // since the last barrier
+  std::vector<ByteRange> read_;  // since the last barrier
   std::vector<ByteRange> written_;
 };
 
-}  // namespace calla
+}  // namespace calla::metal

@@ -4,11 +4,12 @@
 #include <cstring>
 
 #include "backend/create.h"
+#include "backend/metal/tensor_check.h"
 #include "base/bf16.h"
 #include "base/check.h"
 #include "base/error.h"
 
-namespace calla {
+namespace calla::metal {
 namespace {
 
 enum class SlotType { kBf16, kFloat, kInt };
@@ -20,9 +21,12 @@ SlotType type_of(Slot slot) {
     case Slot::kGdnB:
     case Slot::kExpertWeights:
     case Slot::kSharedGate:
-    case Slot::kLogits: return SlotType::kFloat;
-    case Slot::kExpertIds: return SlotType::kInt;
-    default: return SlotType::kBf16;
+    case Slot::kLogits:
+      return SlotType::kFloat;
+    case Slot::kExpertIds:
+      return SlotType::kInt;
+    default:
+      return SlotType::kBf16;
   }
 }
 
@@ -74,9 +78,10 @@ MetalBackend::MetalBackend(const ModelShape& shape, const ModelWeights& weights,
   const std::string refusal = working_set_refusal(device_.traits(), weight_bytes, "the model");
   if (!refusal.empty()) throw DeviceError(refusal);
   weights_.emplace(device_, weights);
+  allocate_activations();
+  choose_matrix_units(weights);
   plan_ = make_plan(device_, *weights_, shape_, weights, ablations_, tensor_ops_);
   make_kernels();
-  allocate_activations();
   residency_.hold_all();
 }
 
@@ -85,6 +90,17 @@ MetalBackend::~MetalBackend() {
   for (StepBuffers& step : steps_)
     for (const auto& command_buffer : step.command_buffers) command_buffer->waitUntilCompleted();
   for (const auto& command_buffer : encoder_.take()) command_buffer->waitUntilCompleted();
+}
+
+void MetalBackend::choose_matrix_units(const ModelWeights& weights) {
+  if (!device_.traits().tensor_ops || ablations_.tensor_ops) return;
+  const LayerWeights& layer = weights.layers.front();
+  const BoundMatrix matrix = bind_matrix(*weights_, layer.gdn ? layer.gdn->out : layer.attention->out, "out_proj");
+  const int rows = test_options_.tensor_check_rows > 0 ? test_options_.tensor_check_rows : options_.max_rows;
+  const std::string problem =
+      check_tensor_ops(device_, matrix, rows, {slot(Slot::kMixed), slot(Slot::kResidual), scratch_.pair_out});
+  tensor_ops_ = problem.empty();
+  if (!tensor_ops_) tensor_note_ = "not with tensor operations: " + problem;
 }
 
 void MetalBackend::make_kernels() {
@@ -163,8 +179,8 @@ void MetalBackend::allocate_state(const StateMemoryPlan& plan) {
   pool_.emplace(device_, shape_, plan);
   // A sequence's table has an entry for every page it can see; sequences may share pages.
   const int context_pages = (shape_.max_context + kKvPageRows - 1) / kKvPageRows;
-  const size_t table = static_cast<size_t>(std::min(plan.recurrent_slots, options_.max_rows)) *
-                       std::min(plan.kv_pages, context_pages);
+  const size_t table =
+      static_cast<size_t>(std::min(plan.recurrent_slots, options_.max_rows)) * std::min(plan.kv_pages, context_pages);
   for (StepBuffers& step : steps_) step.pages = device_.allocate(table * sizeof(int32_t), "page table");
   const int most_keys = std::min(plan.kv_pages * kKvPageRows, shape_.max_context);
   const int most_splits = std::max(policy_.splits(most_keys), policy_.splits(policy_.fixed_block_from - 1));
@@ -174,7 +190,7 @@ void MetalBackend::allocate_state(const StateMemoryPlan& plan) {
   residency_.hold_all();
 }
 
-StatePool& MetalBackend::pool() {
+SequenceMemory& MetalBackend::pool() {
   check(pool_.has_value(), "allocate_state comes first");
   return *pool_;
 }
@@ -325,7 +341,9 @@ void MetalBackend::read_slot(Slot which, std::span<float> out) {
   synchronise();
   const BufferSpan& span = which == Slot::kLogits ? step().logits : slot(which);
   switch (type_of(which)) {
-    case SlotType::kFloat: std::copy_n(span.as<float>(), out.size(), out.begin()); break;
+    case SlotType::kFloat:
+      std::copy_n(span.as<float>(), out.size(), out.begin());
+      break;
     case SlotType::kInt:
       std::transform(span.as<int32_t>(), span.as<int32_t>() + out.size(), out.begin(),
                      [](int32_t v) { return static_cast<float>(v); });
@@ -340,11 +358,15 @@ void MetalBackend::write_slot(Slot which, std::span<const float> in) {
   synchronise();
   const BufferSpan& span = which == Slot::kLogits ? step().logits : slot(which);
   switch (type_of(which)) {
-    case SlotType::kFloat: std::copy(in.begin(), in.end(), span.as<float>()); break;
+    case SlotType::kFloat:
+      std::copy(in.begin(), in.end(), span.as<float>());
+      break;
     case SlotType::kInt:
       std::transform(in.begin(), in.end(), span.as<int32_t>(), [](float v) { return static_cast<int32_t>(v); });
       break;
-    case SlotType::kBf16: std::transform(in.begin(), in.end(), span.as<bf16>(), to_bf16); break;
+    case SlotType::kBf16:
+      std::transform(in.begin(), in.end(), span.as<bf16>(), to_bf16);
+      break;
   }
 }
 
@@ -395,11 +417,15 @@ void MetalBackend::write_kv(int layer, std::span<const int32_t> pages, int rows,
   pool().write_kv(plan_.layers[layer].index_in_kind, pages, rows, k, v);
 }
 
+}  // namespace calla::metal
+
+namespace calla {
+
 // --- create.h -----------------------------------------------------------------------------------------------------
 
 BackendInfo metal_backend_info() {
   BackendInfo info{"metal", "Apple silicon GPUs", true, ""};
-  if (!metal_device_present()) {
+  if (!metal::metal_device_present()) {
     info.available = false;
     info.reason = "this machine lists no Metal device";
   }
@@ -408,7 +434,7 @@ BackendInfo metal_backend_info() {
 
 std::unique_ptr<Backend> create_metal_backend(const ModelShape& shape, const ModelWeights& weights,
                                               const BackendOptions& options) {
-  return std::make_unique<MetalBackend>(shape, weights, options);
+  return std::make_unique<metal::MetalBackend>(shape, weights, options);
 }
 
 }  // namespace calla

@@ -2,7 +2,7 @@
 // The Metal backend: the stages of backend.h as dispatches. docs/metal.md is the map.
 //
 // Reading order: params.h and kernels/ (what runs), policy.h (which form when), plan.h (the model, bound), encoder.h
-// (dispatches and barriers), state_pool.h, then the stages: stages_gdn.cc, stages_attention.cc, stages_moe.cc and
+// (dispatches and barriers), sequence_memory.h, then the stages: stages_gdn.cc, stages_attention.cc, stages_moe.cc and
 // stages_ends.cc (embedding, head, pick). metal_backend.cc has construction and the life of a step.
 //
 // Two steps are in flight: each has its own step buffer (rows, page table, sampling parameters), logits and picked
@@ -18,9 +18,9 @@
 #include "backend/metal/plan.h"
 #include "backend/metal/policy.h"
 #include "backend/metal/residency.h"
-#include "backend/metal/state_pool.h"
+#include "backend/metal/sequence_memory.h"
 
-namespace calla {
+namespace calla::metal {
 
 class MetalBackend final : public Backend {
  public:
@@ -33,8 +33,8 @@ class MetalBackend final : public Backend {
   bool asynchronous() const override { return true; }
 
   void allocate_state(const StateMemoryPlan& plan) override;
-  size_t recurrent_slot_bytes() const override { return StatePool::recurrent_slot_bytes(shape_); }
-  size_t kv_page_bytes() const override { return StatePool::kv_page_bytes(shape_); }
+  size_t recurrent_slot_bytes() const override { return SequenceMemory::recurrent_slot_bytes(shape_); }
+  size_t kv_page_bytes() const override { return SequenceMemory::kv_page_bytes(shape_); }
   void clear_recurrent(int slot) override { pool().clear_recurrent(encoder_, slot); }
   void copy_recurrent(int from, int to) override { pool().copy_recurrent(encoder_, from, to); }
   void copy_kv_page(int from, int to, int rows) override { pool().copy_kv_page(encoder_, from, to, rows); }
@@ -107,8 +107,8 @@ class MetalBackend final : public Backend {
     BufferSpan pair_out;       // [R, 9, H] bf16
     BufferSpan partials;       // decode attention, ranges
     BufferSpan sums;
-    BufferSpan slice_max;      // SliceMax [heads, slices]
-    BufferSpan expanded[3];    // only with fused-dequant ablated: gate, up, down of a layer, bf16
+    BufferSpan slice_max;    // SliceMax [heads, slices]
+    BufferSpan expanded[3];  // only with fused-dequant ablated: gate, up, down of a layer, bf16
   };
 
   // Kernels that depend on nothing but the options.
@@ -131,9 +131,10 @@ class MetalBackend final : public Backend {
   };
 
   // --- metal_backend.cc ---
+  void choose_matrix_units(const ModelWeights& weights);
   void make_kernels();
   void allocate_activations();
-  StatePool& pool();
+  SequenceMemory& pool();
   StepBuffers& step() { return steps_[next_step_ % kStepsInFlight]; }
   const BufferSpan& slot(Slot which) const { return slots_[static_cast<size_t>(which)]; }
   void synchronise();  // commits, and waits until the GPU is idle
@@ -178,7 +179,7 @@ class MetalBackend final : public Backend {
   StepEncoder encoder_;
   std::array<BufferSpan, static_cast<size_t>(Slot::kLogits) + 1> slots_;
   Scratch scratch_;
-  std::optional<StatePool> pool_;
+  std::optional<SequenceMemory> pool_;
   std::array<StepBuffers, kStepsInFlight> steps_;
 
   // The step being recorded.
@@ -187,13 +188,13 @@ class MetalBackend final : public Backend {
   int head_count_ = 0;
   std::vector<SequenceRows> sequences_;
   int max_sequence_rows_ = 0;
-  int max_keys_ = 0;          // of a row
+  int max_keys_ = 0;  // of a row
   int tile_count_ = 0;
   std::vector<double> tile_work_;  // multiply-adds of each attention tile and query head
   int deferred_prepare_ = -1;      // layer whose prepare_attention waits for attend
   int expert_tile_ = 16;
   EncoderCounts step_counts_;
-  StepId failed_until_ = 0;        // steps up to here are lost
+  StepId failed_until_ = 0;  // steps up to here are lost
 };
 
-}  // namespace calla
+}  // namespace calla::metal

@@ -8,7 +8,7 @@
 #include "base/check.h"
 #include "base/error.h"
 
-namespace calla {
+namespace calla::metal {
 namespace {
 
 class Planner {
@@ -40,24 +40,7 @@ class Planner {
  private:
   enum Output { kBf16 = 0, kFloat = 1, kAdded = 2 };
 
-  BoundMatrix bind(const WeightMatrix& m, const char* name) {
-    check_matrix(m, name);
-    BoundMatrix bound;
-    bound.stack = m.stack;
-    const size_t rows = static_cast<size_t>(m.stack) * m.n;
-    if (m.format == WeightFormat::kBf16) {
-      bound.bits = 16;
-      bound.shape = {m.n, m.k, 6};
-      bound.codes = bound.scales = bound.biases = buffers_.at(m.values, rows * m.k * sizeof(bf16));
-      return bound;
-    }
-    bound.bits = m.bits;
-    bound.shape = {m.n, m.k, std::countr_zero(static_cast<unsigned>(m.group))};
-    bound.codes = buffers_.at(m.codes, rows * m.words_per_row() * sizeof(uint32_t));
-    bound.scales = buffers_.at(m.scales, rows * m.groups_per_row() * sizeof(bf16));
-    bound.biases = buffers_.at(m.biases, rows * m.groups_per_row() * sizeof(bf16));
-    return bound;
-  }
+  BoundMatrix bind(const WeightMatrix& m, const char* name) { return bind_matrix(buffers_, m, name); }
 
   BufferSpan upload(const FloatVector& values, const char* label) {
     const BufferSpan span = device_.allocate(values.size() * sizeof(float), label);
@@ -66,9 +49,9 @@ class Planner {
   }
 
   const Kernel& rmsnorm_qmv(std::array<int, 4> bits, bool gather, bool write_normed) {
-    return device_.kernel("rmsnorm_qmv", {int_constant(0, bits[0]), int_constant(1, bits[1]), int_constant(2, bits[2]),
-                                          int_constant(3, bits[3]), bool_constant(4, gather),
-                                          bool_constant(5, write_normed)});
+    return device_.kernel("rmsnorm_qmv",
+                          {int_constant(0, bits[0]), int_constant(1, bits[1]), int_constant(2, bits[2]),
+                           int_constant(3, bits[3]), bool_constant(4, gather), bool_constant(5, write_normed)});
   }
 
   TileKernels tiles(const std::string& name, std::initializer_list<FunctionConstant> constants) {
@@ -179,9 +162,28 @@ void check_matrix(const WeightMatrix& m, const char* name) {
     refuse("quantisation groups of " + std::to_string(m.group));
 }
 
+BoundMatrix bind_matrix(const WeightBuffers& buffers, const WeightMatrix& m, const char* name) {
+  check_matrix(m, name);
+  BoundMatrix bound;
+  bound.stack = m.stack;
+  const size_t rows = static_cast<size_t>(m.stack) * m.n;
+  if (m.format == WeightFormat::kBf16) {
+    bound.bits = 16;
+    bound.shape = {m.n, m.k, 6};
+    bound.codes = bound.scales = bound.biases = buffers.at(m.values, rows * m.k * sizeof(bf16));
+    return bound;
+  }
+  bound.bits = m.bits;
+  bound.shape = {m.n, m.k, std::countr_zero(static_cast<unsigned>(m.group))};
+  bound.codes = buffers.at(m.codes, rows * m.words_per_row() * sizeof(uint32_t));
+  bound.scales = buffers.at(m.scales, rows * m.groups_per_row() * sizeof(bf16));
+  bound.biases = buffers.at(m.biases, rows * m.groups_per_row() * sizeof(bf16));
+  return bound;
+}
+
 ModelPlan make_plan(Device& device, const WeightBuffers& buffers, const ModelShape& shape, const ModelWeights& weights,
                     const Ablations& ablations, bool tensor_ops) {
   return Planner(device, buffers, shape, ablations, tensor_ops).plan(weights);
 }
 
-}  // namespace calla
+}  // namespace calla::metal

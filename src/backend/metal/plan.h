@@ -10,7 +10,7 @@
 #include "backend/metal/weight_buffers.h"
 #include "model/shape.h"
 
-namespace calla {
+namespace calla::metal {
 
 struct BoundMatrix {
   BufferSpan codes;   // or bf16 values
@@ -89,7 +89,10 @@ struct ModelPlan {
 ModelPlan make_plan(Device& device, const WeightBuffers& buffers, const ModelShape& shape, const ModelWeights& weights,
                     const Ablations& ablations, bool tensor_ops);
 
+// A matrix with its buffers. Throws as check_matrix does.
+BoundMatrix bind_matrix(const WeightBuffers& buffers, const WeightMatrix& matrix, const char* name);
+
 // Throws CheckpointError if the kernels cannot run this matrix (a format or a size that they do not have).
 void check_matrix(const WeightMatrix& matrix, const char* name);
 
-}  // namespace calla
+}  // namespace calla::metal

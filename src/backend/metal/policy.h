@@ -5,7 +5,7 @@
 #include "backend/metal/params.h"
 #include "model/shape.h"
 
-namespace calla {
+namespace calla::metal {
 
 struct Policy {
   // Dense matrices: from this many rows on, weights are expanded once a tile instead of once a row.
@@ -37,4 +37,4 @@ struct Policy {
   double attention_work = 16e9;
 };
 
-}  // namespace calla
+}  // namespace calla::metal

@@ -2,11 +2,11 @@
 
 #include <cstdio>
 
-namespace calla {
+namespace calla::metal {
 namespace {
 
-constexpr std::chrono::milliseconds kBeat{500};        // macOS unwires after about a second
-constexpr int64_t kKeepMilliseconds = 3 * 60 * 1000;   // then an idle engine gives the memory back
+constexpr std::chrono::milliseconds kBeat{500};       // macOS unwires after about a second
+constexpr int64_t kKeepMilliseconds = 3 * 60 * 1000;  // then an idle engine gives the memory back
 
 std::string gigabytes(size_t bytes) {
   char text[32];
@@ -72,4 +72,4 @@ std::string working_set_refusal(const DeviceTraits& traits, size_t needed_bytes,
          std::to_string(megabytes);
 }
 
-}  // namespace calla
+}  // namespace calla::metal

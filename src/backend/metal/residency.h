@@ -11,7 +11,7 @@
 
 #include "backend/metal/device.h"
 
-namespace calla {
+namespace calla::metal {
 
 class Residency {
  public:
@@ -42,4 +42,4 @@ class Residency {
 // Why `needed` bytes do not fit what the GPU may hold, with the command that raises the limit; empty if they fit.
 std::string working_set_refusal(const DeviceTraits& traits, size_t needed_bytes, const std::string& what);
 
-}  // namespace calla
+}  // namespace calla::metal

@@ -9,7 +9,7 @@
 #include "backend/metal/device.h"
 #include "backend/weights.h"
 
-namespace calla {
+namespace calla::metal {
 
 // A piece of memory, by address.
 struct MemorySpan {
@@ -43,4 +43,4 @@ class WeightBuffers {
   size_t copied_bytes_ = 0;
 };
 
-}  // namespace calla
+}  // namespace calla::metal

@@ -8,11 +8,11 @@
 #include "backend/backend.h"
 #include "backend/metal/encoder.h"
 
-namespace calla {
+namespace calla::metal {
 
-class StatePool {
+class SequenceMemory {
  public:
-  StatePool(Device& device, const ModelShape& shape, const StateMemoryPlan& plan);
+  SequenceMemory(Device& device, const ModelShape& shape, const StateMemoryPlan& plan);
 
   static size_t recurrent_slot_bytes(const ModelShape& shape);
   static size_t kv_page_bytes(const ModelShape& shape);
@@ -53,7 +53,7 @@ class StatePool {
 
   const ModelShape& shape_;
   const StateMemoryPlan plan_;
-  const int layers_;        // GDN
+  const int layers_;  // GDN
   const int count_stride_;
   const size_t state_bytes_;  // of a slot, all layers
   const size_t tail_bytes_;
@@ -63,4 +63,4 @@ class StatePool {
   const Kernel& fill_;
 };
 
-}  // namespace calla
+}  // namespace calla::metal

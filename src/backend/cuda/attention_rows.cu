@@ -1,0 +1,288 @@
+// attention_prepare: a warp takes a head of q (RMSNorm, RoPE -> attn_q), k (RMSNorm, RoPE -> cache) or v (-> cache).
+//   Launch    grid ((q_heads + 2 kv_heads) / 8, rows), block 256.
+// attention_split: one row's attention over a share of its cache, for the eight query heads of a KV head together.
+//   Launch    grid (splits, kv_heads, rows), block 128 = 4 warps; a warp takes 16 of a page's 64 rows and keeps its own
+//             running softmax, so warps never wait for each other; they merge once at the end.
+//   Matrix    S^T = K Q^T and O^T = V^T P^T with m16n8k16: the eight query heads are the n side, so each cache row is
+//             read once for all of them (GQA packing) and no lane idles.
+//   Shared    three stages of 16 KiB a warp (cp.async), 192 KiB a block.
+//   Moves     1 KiB of cache a position and KV head. Bandwidth-bound.
+// attention_merge: the splits' results, output gate -> mixed. Grid (q_heads, rows), block 256.
+#include <cmath>
+
+#include "backend/cuda/attention.h"
+#include "backend/cuda/ptx.cuh"
+
+namespace calla::cuda {
+namespace {
+
+constexpr int kThreads = 128, kWarps = kThreads / 32;
+constexpr int kStages = 3;
+constexpr int kWarpRows = kKvPageRows / kWarps;           // 16
+constexpr int kWarpTileBytes = kWarpRows * kHeadDim * 2;  // 8 KiB of keys, as much of values
+constexpr int kSharedBytes = kWarps * kStages * 2 * kWarpTileBytes;
+constexpr float kScoreScale = 0.0625f * 1.44269504f;  // 1 / sqrt(256), and exp2 instead of exp
+
+__global__ void __launch_bounds__(256) attention_prepare_kernel(AttentionParams p) {
+  grid_dependency_wait();
+  launch_dependents();
+  const int unit = static_cast<int>(blockIdx.x * 8 + threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  const int row = static_cast<int>(blockIdx.y);
+  if (unit >= p.q_heads + 2 * p.kv_heads) return;
+  const StepSequence sequence = p.step.sequences[find_sequence(p.step, row)];
+  const int position = sequence.position + row - sequence.first_row;
+  const bool is_query = unit < p.q_heads, is_value = unit >= p.q_heads + p.kv_heads;
+  const int head = is_query ? unit : (unit - p.q_heads) % p.kv_heads;
+  const float* from = p.projected + row * p.stride +
+                      (is_query ? head * 2 * kHeadDim : (is_value ? p.v_column : p.k_column) + head * kHeadDim) +
+                      lane * 8;
+  float v[8];
+  const float4 a = *reinterpret_cast<const float4*>(from), b = *reinterpret_cast<const float4*>(from + 4);
+  v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+  if (!is_value) {
+    float square = 0;
+#pragma unroll
+    for (float x : v) square += x * x;
+    const float scale = rsqrtf(sum_lanes(square) / kHeadDim + p.eps);
+    const float* norm = (is_query ? p.q_norm : p.k_norm) + lane * 8;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] *= scale * norm[i];
+    // Pairs (i, i + half): the partner's lane is half / 8 lanes away.
+    const int half = p.rotary_dim / 2, distance = half / 8;
+    const bool low = lane < distance, rotates = lane < 2 * distance;
+    const int partner = low ? lane + distance : lane - distance;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float other = __shfl_sync(0xffffffffu, v[i], rotates ? partner : lane);
+      if (!rotates) continue;
+      // The angle reaches 1e5 radians: reduced in double, then fp32 is exact enough.
+      const double turns = position * p.inverse_frequency[(low ? lane : lane - distance) * 8 + i] * (0.5 / M_PI);
+      float sine, cosine;
+      sincospif(static_cast<float>(2 * (turns - floor(turns))), &sine, &cosine);
+      v[i] = low ? v[i] * cosine - other * sine : v[i] * cosine + other * sine;
+    }
+  }
+  const uint4 packed =
+      make_uint4(pack_bf162(v[0], v[1]), pack_bf162(v[2], v[3]), pack_bf162(v[4], v[5]), pack_bf162(v[6], v[7]));
+  if (is_query) {
+    *reinterpret_cast<uint4*>(p.attn_q + (static_cast<size_t>(row) * p.q_heads + head) * kHeadDim + lane * 8) = packed;
+  } else {
+    const int page = p.step.pages[sequence.page_offset + position / kKvPageRows];
+    *reinterpret_cast<uint4*>(p.tile(page, head, is_value) + tile_offset(position % kKvPageRows, lane)) = packed;
+  }
+}
+
+// Pages [first, last) of split `split`.
+struct PageRange {
+  int first, last;
+};
+__device__ __forceinline__ PageRange split_pages(int pages, int split, int splits) {
+  const int share = (pages + splits - 1) / splits;
+  return {min(split * share, pages), min((split + 1) * share, pages)};
+}
+
+__device__ __forceinline__ int row_length(const StepView& step, int row, StepSequence& sequence) {
+  sequence = step.sequences[find_sequence(step, row)];
+  return sequence.position + row - sequence.first_row + 1;
+}
+
+template <bool kPackHeads>
+__global__ void __launch_bounds__(kThreads) attention_split(AttentionParams p) {
+  extern __shared__ __align__(128) std::byte shared[];
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  const int r = lane / 4, q = lane % 4;
+  const int row = static_cast<int>(blockIdx.z), split = static_cast<int>(blockIdx.x);
+  const int kv_head = static_cast<int>(blockIdx.y) / (kPackHeads ? 1 : kGqaFactor);
+  const int only_head = kPackHeads ? -1 : static_cast<int>(blockIdx.y) % kGqaFactor;
+  StepSequence sequence;
+  const int length = row_length(p.step, row, sequence);
+  const PageRange range = split_pages((length + kKvPageRows - 1) / kKvPageRows, split, p.splits);
+  const int32_t* pages = p.step.pages + sequence.page_offset;
+  launch_dependents();
+  if (range.first >= range.last) {
+    grid_dependency_wait();
+    return;
+  }
+
+  std::byte* mine = shared + warp * kStages * 2 * kWarpTileBytes;
+  const uint32_t mine_address = shared_address(mine);
+  // A warp's 16 rows of a tile: four panels of 16 x 128 bytes, contiguous in each panel.
+  const auto load_page = [&](int index, int stage) {
+    const int page = pages[index];
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      const std::byte* from = p.tile(page, kv_head, which) + warp * kWarpRows * 128;
+      const uint32_t to = mine_address + (stage * 2 + which) * kWarpTileBytes;
+#pragma unroll
+      for (int i = 0; i < kWarpTileBytes / 512; ++i) {
+        const int offset = i * 512 + lane * 16;  // in the warp's tile
+        cp_async16(to + offset, from + offset / 2048 * kPanelBytes + offset % 2048);
+      }
+    }
+  };
+  // Pages in front of the step's own rows are older than this step: load them before waiting for the projection.
+  const bool early = range.first < sequence.position / kKvPageRows;
+  if (early) load_page(range.first, 0);
+  grid_dependency_wait();
+  if (!early) load_page(range.first, 0);
+  cp_async_commit();
+#pragma unroll
+  for (int stage = 1; stage < kStages - 1; ++stage) {
+    if (range.first + stage < range.last) load_page(range.first + stage, stage);
+    cp_async_commit();
+  }
+
+  // Q^T as the B operand: column r is query head r of this KV head.
+  uint32_t query[16][2];
+  const uint16_t* from = p.attn_q + (static_cast<size_t>(row) * p.q_heads + kv_head * kGqaFactor + r) * kHeadDim;
+#pragma unroll
+  for (int j = 0; j < 16; ++j) {
+    const bool wanted = kPackHeads || r == only_head;
+    query[j][0] = wanted ? *reinterpret_cast<const uint32_t*>(from + 16 * j + 2 * q) : 0;
+    query[j][1] = wanted ? *reinterpret_cast<const uint32_t*>(from + 16 * j + 8 + 2 * q) : 0;
+  }
+
+  float out[16][4] = {};
+  float maximum[2] = {-INFINITY, -INFINITY}, weight[2] = {0, 0};  // of heads 2q, 2q + 1; weight: this lane's rows only
+  for (int index = range.first; index < range.last; ++index) {
+    const int stage = (index - range.first) % kStages;
+    const int ahead = index + kStages - 1;
+    if (ahead < range.last) load_page(ahead, (ahead - range.first) % kStages);
+    cp_async_commit();
+    cp_async_wait<kStages - 1>();
+    __syncwarp();
+    const uint32_t keys = mine_address + stage * 2 * kWarpTileBytes, values = keys + kWarpTileBytes;
+
+    float scores[2][4] = {};
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      uint32_t a[4];
+      const int tile_row = lane % 16, c = 2 * j + lane / 16;
+      ldmatrix_x4(a, keys + c / 8 * 2048 + tile_row * 128 + ((c % 8) ^ (tile_row % 8)) * 16);
+      mma_bf16(scores[j % 2], a, query[j][0], query[j][1]);
+    }
+    const int position = index * kKvPageRows + warp * kWarpRows + r;
+    float s[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      s[i] = (scores[0][i] + scores[1][i]) * kScoreScale;
+      if (position + i / 2 * 8 >= length) s[i] = -INFINITY;
+    }
+    float correction[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float top = fmaxf(s[h], s[h + 2]);
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 4));
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 8));
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 16));
+      const float next = fmaxf(maximum[h], top);
+      // A warp whose rows are all past the end keeps -inf; exp2(-inf - 0) is then 0, never NaN.
+      const float base = next == -INFINITY ? 0.0f : next;
+      correction[h] = exp2f(maximum[h] - base);
+      maximum[h] = next;
+      s[h] = exp2f(s[h] - base);
+      s[h + 2] = exp2f(s[h + 2] - base);
+      weight[h] = weight[h] * correction[h] + s[h] + s[h + 2];
+    }
+    const uint32_t p0 = transpose_8x8(pack_bf162(s[0], s[1])), p1 = transpose_8x8(pack_bf162(s[2], s[3]));
+#pragma unroll
+    for (int t = 0; t < 16; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[t][i] *= correction[i % 2];
+      uint32_t a[4];
+      const int tile_row = lane / 16 * 8 + lane % 8, c = 2 * t + lane / 8 % 2;
+      ldmatrix_x4_transposed(a, values + c / 8 * 2048 + tile_row * 128 + ((c % 8) ^ (tile_row % 8)) * 16);
+      mma_bf16(out[t], a, p0, p1);
+    }
+    __syncwarp();
+  }
+  cp_async_wait<0>();
+  __syncthreads();
+
+  // Merge the warps: [warp][head][256] sums, then maxima and weights.
+  auto* sums = reinterpret_cast<float*>(shared);
+  float* tops = sums + kWarps * kGqaFactor * kHeadDim;
+  float* weights = tops + kWarps * kGqaFactor;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    weight[h] += __shfl_xor_sync(0xffffffffu, weight[h], 4);
+    weight[h] += __shfl_xor_sync(0xffffffffu, weight[h], 8);
+    weight[h] += __shfl_xor_sync(0xffffffffu, weight[h], 16);
+    if (r == 0) {
+      tops[warp * kGqaFactor + 2 * q + h] = maximum[h];
+      weights[warp * kGqaFactor + 2 * q + h] = weight[h];
+    }
+  }
+#pragma unroll
+  for (int t = 0; t < 16; ++t)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      sums[(warp * kGqaFactor + 2 * q + i % 2) * kHeadDim + 16 * t + r + i / 2 * 8] = out[t][i];
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < kGqaFactor * kHeadDim; i += kThreads) {
+    const int head = i / kHeadDim, dim = i % kHeadDim;
+    if (!kPackHeads && head != only_head) continue;
+    float top = -INFINITY;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) top = fmaxf(top, tops[w * kGqaFactor + head]);
+    float total = 0, total_weight = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const float factor = exp2f(tops[w * kGqaFactor + head] - top);
+      total += factor * sums[(w * kGqaFactor + head) * kHeadDim + dim];
+      total_weight += factor * weights[w * kGqaFactor + head];
+    }
+    float* to = p.partial + ((static_cast<size_t>(row) * p.q_heads + kv_head * kGqaFactor + head) * p.splits + split) *
+                                kPartialFloats;
+    to[dim] = total;
+    if (dim == 0) {
+      to[kHeadDim] = top;
+      to[kHeadDim + 1] = total_weight;
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kHeadDim) attention_merge(AttentionParams p) {
+  launch_dependents();
+  const int head = static_cast<int>(blockIdx.x), row = static_cast<int>(blockIdx.y);
+  const int dim = static_cast<int>(threadIdx.x);
+  StepSequence sequence;
+  const int pages = (row_length(p.step, row, sequence) + kKvPageRows - 1) / kKvPageRows;
+  const int share = (pages + p.splits - 1) / p.splits, used = (pages + share - 1) / share;
+  grid_dependency_wait();
+  const float* from = p.partial + (static_cast<size_t>(row) * p.q_heads + head) * p.splits * kPartialFloats;
+  const float output_gate = __ldcg(p.projected + row * p.stride + head * 2 * kHeadDim + kHeadDim + dim);
+  float top = -INFINITY;
+  for (int i = 0; i < used; ++i) top = fmaxf(top, __ldcg(from + i * kPartialFloats + kHeadDim));
+  float total = 0, weight = 0;
+#pragma unroll 4
+  for (int i = 0; i < used; ++i) {
+    const float factor = exp2f(__ldcg(from + i * kPartialFloats + kHeadDim) - top);
+    total = fmaf(factor, __ldcg(from + i * kPartialFloats + dim), total);
+    weight = fmaf(factor, __ldcg(from + i * kPartialFloats + kHeadDim + 1), weight);
+  }
+  p.mixed[row * p.mixed_stride + head * kHeadDim + dim] = __float2half_rn(total / weight * sigmoid(output_gate));
+}
+
+}  // namespace
+
+void attention_prepare(const Launch& launch, const AttentionParams& p) {
+  check(p.rotary_dim % 16 == 0 && p.rotary_dim <= kHeadDim, "rotary_dim is a multiple of 16, at most 256");
+  const int units = p.q_heads + 2 * p.kv_heads;
+  launch_kernel(launch, attention_prepare_kernel,
+                dim3(static_cast<unsigned>((units + 7) / 8), static_cast<unsigned>(p.step.rows)), 256, 0, 1, p);
+}
+
+void attention_rows(const Launch& launch, const AttentionParams& p, bool pack_heads) {
+  const auto splits = static_cast<unsigned>(p.splits), rows = static_cast<unsigned>(p.step.rows);
+  if (pack_heads) {
+    launch_kernel(launch, attention_split<true>, dim3(splits, static_cast<unsigned>(p.kv_heads), rows), kThreads,
+                  kSharedBytes, 1, p);
+  } else {
+    launch_kernel(launch, attention_split<false>, dim3(splits, static_cast<unsigned>(p.q_heads), rows), kThreads,
+                  kSharedBytes, 1, p);
+  }
+  launch_kernel(launch, attention_merge, dim3(static_cast<unsigned>(p.q_heads), rows), kHeadDim, 0, 1, p);
+}
+
+}  // namespace calla::cuda

@@ -1,0 +1,195 @@
+#pragma once
+// CudaBackend: the stages of backend.h on an NVIDIA GPU.
+//
+// Reading order: layout.h (weights), step.h (what a step tells the kernels), this file, cuda_backend.cc (steps and their
+// recording), stages.cc (which kernel runs when), then the kernels: linear_decode, experts_decode, gdn_decode,
+// attention_rows for decode; gemm, experts_prefill, gdn_prefill, attention_tiles for prefill; pick; plain for the rest.
+//
+// Forms. One to eight rows run through the decode kernels (memory-bound, weights read once for all rows); more rows run
+// through the prefill kernels (tensor cores). A step in which every sequence has one row is recorded as a CUDA graph
+// the second time its shape is seen, and replayed from then on: positions, page tables, tokens and sampling parameters
+// lie in device memory, which begin() overwrites.
+#include <array>
+#include <map>
+#include <memory>
+#include <optional>
+#include <tuple>
+
+#include "backend/backend.h"
+#include "backend/cuda/attention.h"
+#include "backend/cuda/experts_decode.h"
+#include "backend/cuda/gdn.h"
+#include "backend/cuda/gemm.h"
+#include "backend/cuda/group_rows.h"
+#include "backend/cuda/launch.h"
+#include "backend/cuda/linear_decode.h"
+#include "backend/cuda/pick.h"
+#include "backend/cuda/state.h"
+#include "backend/cuda/step.h"
+#include "backend/cuda/weights.h"
+
+namespace calla::cuda {
+
+// Mechanisms that --ablate can switch off.
+struct Mechanisms {
+  bool graphs = true;            // replay decode steps as CUDA graphs
+  bool dependent_launch = true;  // programmatic dependent launch in decode
+  bool gqa_packing = true;       // eight query heads share each read of the cache (decode)
+  bool split_kv = true;          // a row's cache is shared out among blocks (decode)
+  bool fused_choice = true;      // the experts are chosen inside the expert kernels (decode)
+  bool fused_gdn = true;         // one kernel for a GDN token (decode)
+  bool wgmma = true;             // prefill on tensor cores, experts grouped; else eight rows at a time (Hopper)
+
+  // Throws UsageError for an unknown name.
+  static Mechanisms without(const std::vector<std::string>& names);
+};
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend(const ModelShape& shape, const ModelWeights& weights, const BackendOptions& options);
+  ~CudaBackend() override;
+
+  std::string name() const override { return "cuda"; }
+  std::string description() const override;
+  bool asynchronous() const override { return true; }
+
+  void allocate_state(const StateMemoryPlan& plan) override;
+  size_t recurrent_slot_bytes() const override { return recurrent_.slot_bytes(); }
+  size_t kv_page_bytes() const override { return kv_.page_bytes(); }
+  void clear_recurrent(int slot) override { recurrent_.clear(slot, stream_.get()); }
+  void copy_recurrent(int from, int to) override { recurrent_.copy(from, to, stream_.get()); }
+  void copy_kv_page(int from, int to, int /*rows*/) override { kv_.copy(from, to, stream_.get()); }
+  void set_token_counts(int slot, std::span<const TokenId> prompt, std::span<const TokenId> generated) override {
+    recurrent_.set_counts(slot, prompt, generated, stream_.get());
+  }
+  std::string state_layout() const override { return "cuda-1"; }
+  void export_recurrent(int slot, std::span<std::byte> out) override {
+    recurrent_.export_slot(slot, out, stream_.get());
+  }
+  void import_recurrent(int slot, std::span<const std::byte> in) override {
+    recurrent_.import_slot(slot, in, stream_.get());
+  }
+  void export_kv_page(int page, std::span<std::byte> out) override { kv_.export_page(page, out, stream_.get()); }
+  void import_kv_page(int page, std::span<const std::byte> in) override { kv_.import_page(page, in, stream_.get()); }
+  void read_gdn_state(int layer, int slot, std::span<float> state, std::span<float> conv) override {
+    recurrent_.read(index_in_kind_[static_cast<size_t>(layer)], slot, state, conv, stream_.get());
+  }
+  void write_gdn_state(int layer, int slot, std::span<const float> state, std::span<const float> conv) override {
+    recurrent_.write(index_in_kind_[static_cast<size_t>(layer)], slot, state, conv, stream_.get());
+  }
+  void read_kv(int layer, std::span<const int32_t> pages, int rows, std::span<float> k, std::span<float> v) override {
+    kv_.read(index_in_kind_[static_cast<size_t>(layer)], pages, rows, k, v, stream_.get());
+  }
+  void write_kv(int layer, std::span<const int32_t> pages, int rows, std::span<const float> k,
+                std::span<const float> v) override {
+    kv_.write(index_in_kind_[static_cast<size_t>(layer)], pages, rows, k, v, stream_.get());
+  }
+
+  bool begin(const Batch& batch) override;
+  void embed() override;
+  void project_gdn(int layer) override;
+  void mix_gdn(int layer) override;
+  void project_attention(int layer) override;
+  void prepare_attention(int layer) override;
+  void attend(int layer) override;
+  void project_residual(int layer) override;
+  void route(int layer) override;
+  void group_rows(int layer) override;
+  void experts_up(int layer) override;
+  void experts_down(int layer) override;
+  void head() override;
+  void pick() override;
+  StepId submit() override;
+  void wait(StepId step) override;
+  std::span<const float> logits(StepId step, int head_index) override;
+  std::span<const TokenId> picked(StepId step) override;
+  void read_slot(Slot slot, std::span<float> out) override;
+  void write_slot(Slot slot, std::span<const float> in) override;
+
+  // Forces recorded work out and runs the rest of the step as it comes, for whoever looks between stages.
+  void require_eager();
+  const DeviceWeights& weights() const { return weights_; }
+  cudaStream_t stream() const { return stream_.get(); }
+
+ private:
+  // What distinguishes recorded steps: rows, heads, whether tokens are picked, and whether by sampling.
+  using GraphKey = std::tuple<int, int, bool, bool>;
+  enum class Mode : uint8_t { kEager, kRecording, kReplay };
+
+  struct InFlight {
+    Event done;
+    PinnedArray<std::byte> block;  // the step's StepBlock on the host
+    PinnedArray<float> logits;
+    int heads = 0;
+  };
+
+  // Where the parts of a step lie in its block.
+  struct BlockLayout {
+    size_t heads = 0, sequences = 0, tokens = 0, tiles = 0, words = 0, bytes = 0;
+  };
+
+  void allocate_slots();
+  void build_block(const Batch& batch, InFlight& to);
+  void end_recording(bool keep);
+  const LayerOnDevice& layer(int index) const { return weights_.layers[static_cast<size_t>(index)]; }
+  bool decode_rows() const { return step_.rows <= kMaxGemvRows; }
+  bool wgmma() const { return mechanisms_.wgmma && device_.is_hopper(); }
+  bool grouped_experts(const LayerOnDevice& layer) const {
+    return !decode_rows() && wgmma() && layer.experts.packed && shape_.experts <= 1024;
+  }
+  Launch launch_after_any() const;  // without programmatic dependent launch
+  void project(const LayerOnDevice& layer);
+  void multiply(const Linear& w, const __half* x, size_t x_stride, float* out, size_t out_stride, bool add);
+  void multiply_experts(const PackedView& routed, const PackedView& shared, const __half* x, size_t x_stride,
+                        size_t x_choice_stride, std::byte* out, size_t out_stride, size_t out_choice_stride,
+                        int columns, int shared_columns, GemmOutput output);
+  GdnParams gdn_params(int index) const;
+  AttentionParams attention_params(int index) const;
+  ExpertsDecode experts_decode(const LayerOnDevice& layer) const;
+  int splits(int rows) const;
+  struct SlotMemory {
+    void* data;
+    int element_bytes;
+    size_t stride;  // elements
+  };
+  SlotMemory slot_memory(Slot slot) const;
+
+  const ModelShape shape_;
+  const BackendOptions options_;
+  const Mechanisms mechanisms_;
+  const DeviceInfo device_;
+  std::vector<int> index_in_kind_;  // of a layer among the layers of its kind
+  Stream stream_;
+  DeviceWeights weights_;
+  RecurrentPool recurrent_;
+  KvPool kv_;
+  std::vector<DeviceBytes> slot_memory_;
+  Activations slots_;
+  DeviceArray<double> inverse_frequency_;
+  DeviceArray<float> convolved_, decay_, beta_, key_dot_query_;  // GDN prefill scratch
+  DeviceArray<int32_t> pairs_, expert_tile_count_;               // experts' prefill scratch
+  DeviceArray<ExpertTile> expert_tiles_;
+  DeviceArray<uint16_t> expert_out_;  // bf16 [row][9][hidden]
+  DeviceArray<float> partial_;        // split-KV scratch
+  DeviceArray<float> sample_weights_;
+  DeviceArray<uint64_t> pick_best_;
+  DeviceArray<uint32_t> pick_arrived_;
+  size_t projected_width_ = 0;
+
+  DeviceBytes block_;             // the current step's parameters
+  PinnedArray<TokenId> results_;  // [step in flight][head], written by the pick kernels
+  Launch launch_;
+  StepView step_;
+  const AttentionTile* tiles_ = nullptr;
+  int tile_count_ = 0;
+  Mode mode_ = Mode::kEager;
+  GraphKey key_{};
+  std::map<GraphKey, std::optional<Graph>> graphs_;  // an empty entry: seen once
+  bool want_logits_ = false;
+  bool sampled_ = false;
+  bool choice_pending_ = false;  // route() left the choice of experts to the expert kernels
+  std::array<InFlight, kStepsInFlight> in_flight_;
+  StepId last_step_ = 0;
+};
+
+}  // namespace calla::cuda

@@ -1,0 +1,47 @@
+#pragma once
+// Gated DeltaNet: convolution, q/k normalisation, gates, the recurrence and the gated RMSNorm.
+#include "backend/cuda/launch.h"
+#include "backend/cuda/step.h"
+#include "backend/cuda/weights.h"
+
+namespace calla::cuda {
+
+// One GDN layer's view of a step.
+struct GdnParams {
+  StepView step;
+  const float* projected = nullptr;  // [row][stride]: qkv at 0, z, a, b at their columns
+  size_t stride = 0;
+  int z_column = 0, a_column = 0, b_column = 0;
+  const float* conv = nullptr;        // [channels][4]
+  const float* decay_rate = nullptr;  // [value_heads]
+  const float* dt_bias = nullptr;
+  const float* norm = nullptr;  // [128]
+  float eps = 0;
+  int key_heads = 0, value_heads = 0;
+  // Recurrent memory of slot s: at state + s * slot_floats, [value_heads][128 key][128 value], then the convolution's
+  // last three inputs [3][channels], oldest first.
+  float* state = nullptr;
+  size_t slot_floats = 0;
+  __half* mixed = nullptr;  // [row][mixed_stride]
+  size_t mixed_stride = 0;
+  // Prefill scratch: convolved q, k (normalised) and v [row][channels]; decay, beta [row][value_heads];
+  // k . q [row][key_heads].
+  float* convolved = nullptr;
+  float* decay = nullptr;
+  float* beta = nullptr;
+  float* key_dot_query = nullptr;
+
+  __host__ __device__ int channels() const { return (2 * key_heads + value_heads) * kGdnHeadDim; }
+  __host__ __device__ size_t state_floats() const {
+    return static_cast<size_t>(value_heads) * kGdnHeadDim * kGdnHeadDim;
+  }
+};
+
+// True if the fused decode kernel can run: sm_90, and a key head's blocks fit a cluster.
+bool gdn_decode_fits(const DeviceInfo& device, int key_heads, int value_heads);
+// One token of each sequence (step.rows == step.sequence_count), everything in one kernel.
+void gdn_decode(const Launch& launch, const GdnParams& p);
+// Any rows: three kernels.
+void gdn_prefill(const Launch& launch, const GdnParams& p);
+
+}  // namespace calla::cuda
