@@ -1,14 +1,36 @@
 // Declarations of the MSL library for the conformance check: clang compiles kernels against them as C++ for OpenCL,
 // whose front end enforces address spaces. Nothing here runs.
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
+#define NULL 0
 #define INFINITY (__builtin_inff())
 #define NAN (__builtin_nanf(""))
 #define FLT_MAX 3.402823466e+38f
 #define MAXFLOAT FLT_MAX
 #define INT_MAX 2147483647
+#define UINT_MAX 0xffffffffu
 #define M_PI_F 3.14159274f
 #define M_LOG2E_F 1.44269502f
 #define M_LN2_F 0.693147182f
+typedef unsigned char uchar;
+typedef unsigned short ushort;
+typedef unsigned int uint;
+typedef unsigned long ulong;
+typedef unsigned long size_t;
+typedef long ptrdiff_t;
+#define LINT_NAMES(T)                                 \
+  typedef T T##2 __attribute__((ext_vector_type(2))); \
+  typedef T T##3 __attribute__((ext_vector_type(3))); \
+  typedef T T##4 __attribute__((ext_vector_type(4)));
+LINT_NAMES(char)
+LINT_NAMES(uchar)
+LINT_NAMES(short)
+LINT_NAMES(ushort)
+LINT_NAMES(int)
+LINT_NAMES(uint)
+LINT_NAMES(long)
+LINT_NAMES(ulong)
+LINT_NAMES(half)
+LINT_NAMES(float)
 typedef char int8_t;
 typedef unsigned char uint8_t;
 typedef short int16_t;
@@ -18,7 +40,6 @@ typedef unsigned int uint32_t;
 typedef long int64_t;
 typedef unsigned long uint64_t;
 
-struct half_tag;
 // No conversion from float without a cast.
 struct bfloat {
   ushort bits;
@@ -147,15 +168,10 @@ using vec = typename vec_of<T, N>::type;
 
 // float4(a, b, c, d) of MSL; the check rewrites it to construct<float4>(a, b, c, d).
 template <class V, class... A>
-V construct(const A&... a) {
-  static_assert(sizeof...(A) == 1 ? (parts<A>::count == 1 || ((parts<A>::count == parts<V>::count) && ...) ||
-                                     sizeof...(A) != 1 || true)
-                                  : (parts<A>::count + ... + 0) == parts<V>::count,
+V construct(A...) {
+  constexpr int given = (parts<A>::count + ... + 0);
+  static_assert(given == parts<V>::count || (given == 1 && sizeof...(A) == 1) || given == 0,
                 "a vector is built from as many components as it has");
-  return V();
-}
-template <class V>
-V construct() {
   return V();
 }
 
@@ -298,6 +314,9 @@ struct simd_vote {
 simd_vote simd_ballot(bool);
 simd_vote simd_active_threads_mask();
 
+template <class T>
+__local T& lint_local();
+
 // --- atomics ---------------------------------------------------------------------------------------------------
 template <class T>
 struct lint_atomic {
@@ -341,25 +360,23 @@ template <class T, int C, int R>
 struct simdgroup_matrix {
   simdgroup_matrix() = default;
   explicit simdgroup_matrix(T);
-  __private vec<T, 2>& thread_elements();
+  vec<T, 2>& thread_elements();
   vec<T, 2> elements;
 };
 template <class T, int C, int R>
 simdgroup_matrix<T, C, R> make_filled_simdgroup_matrix(T);
-#define LINT_MATRIX_IN(space)                                                                                     \
-  template <class T>                                                                                              \
-  void simdgroup_load(__private simdgroup_matrix<T, 8, 8>&, const space T*, ulong = 8, ulong2 = 0, bool = false); \
-  template <class T>                                                                                              \
-  void simdgroup_store(const __private simdgroup_matrix<T, 8, 8>&, space T*, ulong = 8, ulong2 = 0, bool = false);
+#define LINT_MATRIX_IN(space)                                                                           \
+  template <class T>                                                                                    \
+  void simdgroup_load(simdgroup_matrix<T, 8, 8>&, const space T*, ulong = 8, ulong2 = 0, bool = false); \
+  template <class T>                                                                                    \
+  void simdgroup_store(const simdgroup_matrix<T, 8, 8>&, space T*, ulong = 8, ulong2 = 0, bool = false);
 LINT_MATRIX_IN(__global)
 LINT_MATRIX_IN(__local)
 template <class D, class A, class B>
-void simdgroup_multiply(__private simdgroup_matrix<D, 8, 8>&, const __private simdgroup_matrix<A, 8, 8>&,
-                        const __private simdgroup_matrix<B, 8, 8>&);
+void simdgroup_multiply(simdgroup_matrix<D, 8, 8>&, const simdgroup_matrix<A, 8, 8>&, const simdgroup_matrix<B, 8, 8>&);
 template <class D, class A, class B, class C>
-void simdgroup_multiply_accumulate(__private simdgroup_matrix<D, 8, 8>&, const __private simdgroup_matrix<A, 8, 8>&,
-                                   const __private simdgroup_matrix<B, 8, 8>&,
-                                   const __private simdgroup_matrix<C, 8, 8>&);
+void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>&, const simdgroup_matrix<A, 8, 8>&,
+                                   const simdgroup_matrix<B, 8, 8>&, const simdgroup_matrix<C, 8, 8>&);
 
 template <class T>
 struct numeric_limits;
@@ -375,6 +392,35 @@ inline constexpr int dynamic_extent = -1;
 struct execution_simdgroup {};
 template <int N>
 struct execution_simdgroups {};
+template <class Index, int... E>
+struct extents {
+  extents() = default;
+  template <class... A>
+  extents(A...);
+};
+template <class Index, int Rank>
+struct dextents {
+  dextents() = default;
+  template <class... A>
+  dextents(A...);
+};
+struct tensor_inline {};
+struct tensor_handle {};
+template <class P, class Extents, class Kind = tensor_inline>
+struct tensor {
+  P* data;
+  tensor(P*, const Extents&);
+  tensor(P*, const Extents&, const array<int, 2>&);
+  tensor slice(int, int) const;
+  template <int E0, int E1>
+  tensor slice(int, int) const;
+  int get_extent(int) const;
+};
+template <class P, class E>
+tensor(P*, const E&) -> tensor<P, E>;
+template <class P, class E>
+tensor(P*, const E&, const array<int, 2>&) -> tensor<P, E>;
+
 template <class T>
 struct cooperative_tensor {
   T values[34];
@@ -383,6 +429,10 @@ struct cooperative_tensor {
   const T& operator[](uint) const;
   bool is_valid_element(uint) const;
   array<int, 2> get_multidimensional_index(uint) const;
+  template <class P, class E>
+  void load(const tensor<P, E>&);
+  template <class P, class E>
+  void store(const tensor<P, E>&) const;
 };
 
 }  // namespace metal
