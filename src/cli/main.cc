@@ -34,6 +34,8 @@ int run(int argc, char** argv) {
   int exit_code = 0;
   add_chat_command(app, exit_code);
   add_run_command(app, exit_code);
+  add_serve_command(app, exit_code);
+  add_pull_commands(app, exit_code);
   add_bench_command(app, exit_code);
   add_eval_command(app, exit_code);
   add_inspect_command(app, exit_code);

@@ -7,6 +7,8 @@
 #include "backend/create.h"
 #include "base/error.h"
 #include "model/sampling_defaults.h"
+#include "pull/model_store.h"
+#include "pull/pull_error.h"
 
 namespace calla {
 namespace fs = std::filesystem;
@@ -53,24 +55,22 @@ EngineOptions engine_options(const ModelOptions& options, const SchedulerOptions
   return engine;
 }
 
-fs::path models_home() {
-  if (const char* home = std::getenv("CALLA_HOME"); home && *home) return fs::path(home) / "models";
-  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache && *cache) return fs::path(cache) / "calla" / "models";
-  const char* home = std::getenv("HOME");
-  return fs::path(home && *home ? home : ".") / ".cache" / "calla" / "models";
-}
-
 fs::path find_model(const std::string& option) {
   std::string name = option;
   if (name.empty())
     if (const char* variable = std::getenv("CALLA_MODEL")) name = variable;
   if (!name.empty()) {
     if (fs::exists(name)) return name;
-    std::string pulled = name;
-    if (const size_t slash = pulled.find('/'); slash != std::string::npos) pulled.replace(slash, 1, "--");
-    if (pulled.find('/') == std::string::npos && fs::exists(models_home() / pulled)) return models_home() / pulled;
-    throw UsageError("there is no model at '" + name + "': neither a directory, nor pulled into " +
-                     models_home().string() + "; see `calla pull --help`");
+    std::string looked_in;
+    try {
+      const ModelStore store = ModelStore::from_environment();
+      if (const auto pulled = store.find(name)) return *pulled;
+      looked_in = ", nor pulled into " + store.models().string();
+    } catch (const PullError&) {
+      // Not a repository's name, or no place for a store: then it can only be a directory.
+    }
+    throw UsageError("there is no model at '" + name + "': it is no directory" + looked_in +
+                     "; see `calla pull --help`");
   }
   // Beside the installed program, else in the source tree that this program was built from.
   std::error_code error;

@@ -37,8 +37,6 @@ EngineOptions engine_options(const ModelOptions& options, const SchedulerOptions
 // Where the model is: the option, $CALLA_MODEL, a model fetched by `calla pull` under that name, or the bundled one.
 // Throws UsageError if there is none.
 std::filesystem::path find_model(const std::string& option);
-// Where models from `calla pull` live: $CALLA_HOME, else ~/.cache/calla, and there models/ORG--NAME.
-std::filesystem::path models_home();
 
 struct SamplingOptions {
   std::optional<float> temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty;

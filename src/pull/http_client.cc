@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <chrono>
 
 #include "base/check.h"
 #include "pull/pull_error.h"
@@ -39,6 +40,10 @@ struct Transfer {
   HttpResponse* response = nullptr;
   const HttpClient::Sink* sink = nullptr;
   const std::atomic<bool>* stop = nullptr;
+  std::chrono::seconds stall_timeout{0};
+  curl_off_t last_count = 0;
+  std::chrono::steady_clock::time_point last_byte = std::chrono::steady_clock::now();
+  bool has_stalled = false;
 };
 
 size_t on_header(char* data, size_t size, size_t count, void* user) {
@@ -66,9 +71,18 @@ size_t on_body(char* data, size_t size, size_t count, void* user) {
   return bytes;
 }
 
-int on_progress(void* user, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
-  const auto& transfer = *static_cast<const Transfer*>(user);
-  return transfer.stop != nullptr && transfer.stop->load(std::memory_order_relaxed) ? 1 : 0;
+// Called often while bytes flow, about once a second otherwise. (libcurl's own limit on slow transfers looks at an average
+// over several seconds.)
+int on_progress(void* user, curl_off_t, curl_off_t received, curl_off_t, curl_off_t) {
+  auto& transfer = *static_cast<Transfer*>(user);
+  const auto now = std::chrono::steady_clock::now();
+  if (received != transfer.last_count) {
+    transfer.last_count = received;
+    transfer.last_byte = now;
+  }
+  transfer.has_stalled = now - transfer.last_byte >= transfer.stall_timeout;
+  const bool is_stopped = transfer.stop != nullptr && transfer.stop->load(std::memory_order_relaxed);
+  return is_stopped || transfer.has_stalled ? 1 : 0;
 }
 
 bool is_loopback(std::string_view origin) {
@@ -106,7 +120,8 @@ HttpResponse HttpClient::get_one(const std::string& url, const std::vector<std::
   CURL* curl = handle_->curl.get();
   curl_easy_reset(curl);  // keeps the connection
   HttpResponse response;
-  Transfer transfer{curl, &response, &sink, options_.stop};
+  Transfer transfer{.curl = curl, .response = &response, .sink = &sink, .stop = options_.stop};
+  transfer.stall_timeout = std::chrono::seconds(options_.stall_timeout_s);
   struct FreeList {
     void operator()(curl_slist* list) const { curl_slist_free_all(list); }
   };
@@ -137,14 +152,15 @@ HttpResponse HttpClient::get_one(const std::string& url, const std::vector<std::
   curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, message);
   curl_easy_setopt(curl, CURLOPT_BUFFERSIZE, 256L * 1024);
   curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT, static_cast<long>(options_.connect_timeout_s));
-  curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
-  curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, static_cast<long>(options_.stall_timeout_s));
 
   const CURLcode code = curl_easy_perform(curl);
   long status = 0;
   curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &status);
   response.status = static_cast<int>(status);
-  if (code != CURLE_OK) response.error = message[0] != '\0' ? message : curl_easy_strerror(code);
+  if (transfer.has_stalled)
+    response.error = "no byte came for " + std::to_string(options_.stall_timeout_s) + " seconds";
+  else if (code != CURLE_OK)
+    response.error = message[0] != '\0' ? message : curl_easy_strerror(code);
   char* target = nullptr;
   if (code == CURLE_OK && curl_easy_getinfo(curl, CURLINFO_REDIRECT_URL, &target) == CURLE_OK && target != nullptr)
     redirect = target;

@@ -18,7 +18,15 @@ using nlohmann::json;
 constexpr TokenId kMaxTokens = 1 << 20;  // four times the largest vocabulary in use; bounds memory for absurd ids
 constexpr size_t kMaxDepth = 16;
 
-std::string shown(const std::string& text) { return json(text).dump(); }
+// A value as JSON for a message, cut if long.
+std::string shown(const json& value) {
+  constexpr size_t kLongest = 60;
+  const std::string text = value.dump();
+  if (text.size() <= kLongest) return text;
+  size_t cut = kLongest - 3;
+  while ((static_cast<unsigned char>(text[cut]) & 0xc0) == 0x80) --cut;  // not within a character
+  return text.substr(0, cut) + "...";
+}
 
 // The file as parsed: the two big tables apart, everything else as a small tree.
 struct RawFile {
@@ -180,13 +188,13 @@ class SpecBuilder {
     return it == object.end() ? kNull : *it;
   }
   void expect_null(const json& object, const std::string& where, const char* key) const {
-    if (!get(object, key).is_null()) fail(where + key, "only null is supported, found " + brief(get(object, key)));
+    if (!get(object, key).is_null()) fail(where + key, "only null is supported, found " + shown(get(object, key)));
   }
   // A flag whose only supported value is `wanted`; absent counts as `otherwise`.
   void expect_bool(const json& object, const std::string& where, const char* key, bool wanted, bool otherwise) const {
     const json& value = get(object, key);
     if ((value.is_null() && otherwise == wanted) || value == json(wanted)) return;
-    fail(where + key, std::string("only ") + (wanted ? "true" : "false") + " is supported, found " + brief(value));
+    fail(where + key, std::string("only ") + (wanted ? "true" : "false") + " is supported, found " + shown(value));
   }
   void expect_keys(const json& object, const std::string& where, const std::set<std::string>& known) const {
     for (const auto& [key, value] : object.items()) {
@@ -196,15 +204,7 @@ class SpecBuilder {
   void expect_type(const json& object, const std::string& where, const std::string& wanted) const {
     if (!object.is_object() || get(object, "type") != json(wanted))
       fail(where,
-           "only type " + wanted + " is supported, found " + brief(object.is_object() ? get(object, "type") : object));
-  }
-  static std::string brief(const json& value) {
-    const std::string text = value.dump();
-    return text.size() <= 60 ? text : text.substr(0, ascii_safe_cut(text, 57)) + "...";
-  }
-  static size_t ascii_safe_cut(const std::string& text, size_t at) {
-    while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) --at;
-    return at;
+           "only type " + wanted + " is supported, found " + shown(object.is_object() ? get(object, "type") : object));
   }
 
   void read_normalizer() {
@@ -221,17 +221,17 @@ class SpecBuilder {
     expect_keys(sequence, "pre_tokenizer.", {"type", "pretokenizers"});
     const json& steps = get(sequence, "pretokenizers");
     if (!steps.is_array() || steps.size() != 2)
-      fail("pre_tokenizer.pretokenizers", "only [Split, ByteLevel] is supported, found " + brief(steps));
+      fail("pre_tokenizer.pretokenizers", "only [Split, ByteLevel] is supported, found " + shown(steps));
     const json& split = steps[0];
     const std::string where = "pre_tokenizer.pretokenizers[0]";
     expect_type(split, where, "Split");
     expect_keys(split, where + ".", {"type", "pattern", "behavior", "invert"});
     if (get(split, "behavior") != json("Isolated"))
-      fail(where + ".behavior", "only Isolated is supported, found " + brief(get(split, "behavior")));
+      fail(where + ".behavior", "only Isolated is supported, found " + shown(get(split, "behavior")));
     expect_bool(split, where + ".", "invert", false, false);
     const json& pattern = get(split, "pattern");
     if (!pattern.is_object() || pattern.size() != 1 || !get(pattern, "Regex").is_string())
-      fail(where + ".pattern", "only {\"Regex\": \"...\"} is supported, found " + brief(pattern));
+      fail(where + ".pattern", "only {\"Regex\": \"...\"} is supported, found " + shown(pattern));
     spec_.split_pattern = get(pattern, "Regex").get<std::string>();
     const json& bytes = steps[1];
     const std::string byte_level = "pre_tokenizer.pretokenizers[1]";
@@ -280,14 +280,14 @@ class SpecBuilder {
       expect_keys(token, where + ".", {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
       const json& id = get(token, "id");
       if (!id.is_number_unsigned() || id.get<uint64_t>() >= static_cast<uint64_t>(kMaxTokens))
-        fail(where + ".id", "expected a number from 0 to " + std::to_string(kMaxTokens - 1) + ", found " + brief(id));
+        fail(where + ".id", "expected a number from 0 to " + std::to_string(kMaxTokens - 1) + ", found " + shown(id));
       const json& content = get(token, "content");
       if (!content.is_string() || content.get_ref<const std::string&>().empty())
-        fail(where + ".content", "expected a text that is not empty, found " + brief(content));
+        fail(where + ".content", "expected a text that is not empty, found " + shown(content));
       for (const char* key : {"single_word", "lstrip", "rstrip"}) expect_bool(token, where + ".", key, false, false);
       expect_bool(token, where + ".", "normalized", false, true);
       const json& special = get(token, "special");
-      if (!special.is_boolean()) fail(where + ".special", "expected true or false, found " + brief(special));
+      if (!special.is_boolean()) fail(where + ".special", "expected true or false, found " + shown(special));
       AddedToken added{id.get<TokenId>(), content.get<std::string>(), special.get<bool>()};
       if (!used.insert(added.id).second) fail(where + ".id", std::to_string(added.id) + " stands twice");
       if (!ids.emplace(added.text, added.id).second) fail(where + ".content", shown(added.text) + " stands twice");

@@ -146,7 +146,7 @@ TestServer::Response FakeHub::send(const File& file, const std::string& etag, co
                                std::to_string(file.content.size() - 1) + "/" + std::to_string(file.content.size()));
   }
   response.body = file.content.substr(offset);
-  if (is_network) response.stall_ms = stall_ms;
+  if (is_network && stalls-- > 0) response.stall_ms = stall_ms;
   if (is_network && !cuts.empty()) {
     if (cuts.front() != 0) response.cut_after = cuts.front();
     cuts.erase(cuts.begin());

@@ -67,7 +67,8 @@ class FakeHub {
   bool ignores_ranges = false;
   bool sends_wrong_range = false;
   int page_size = 1000;
-  int stall_ms = 0;
+  int stall_ms = 0;   // in the middle of large answers
+  int stalls = 1000;  // so many of them
   std::string extra_failure_header;
   void set_commit(char digit) { commit_ = std::string(40, digit); }
 

@@ -220,17 +220,18 @@ TEST_F(PullTest, AStalledConnectionIsGivenUpAndResumed) {
   hub_.stall_ms = 6000;
   hub_.files = {
       {"config.json", {"{}"}}, {"tokenizer.json", {"{}"}}, {"model.safetensors", {std::string(50'000, 'w'), true}}};
+  hub_.stalls = 1;
   PullOptions quick = options();
-  quick.progress = [this](const PullProgress& progress) {
-    if (progress.retries > 0) {
-      const std::lock_guard lock(hub_.mutex);
-      hub_.stall_ms = 0;
-    }
+  int retries = 0;
+  quick.progress = [&](const PullProgress& progress) {
+    retries = progress.retries;
     return true;
   };
   quick.stall_timeout_s = 1;
   pull_model("org/model", store_, quick);
   expect_model_is_right();
+  EXPECT_EQ(retries, 1);
+  EXPECT_EQ(hub_.count("network GET /blobs/model.safetensors?Signature=secret bytes=25000-"), 1u);
 }
 
 TEST_F(PullTest, MissingThingsAreNamed) {
@@ -315,6 +316,18 @@ TEST_F(PullTest, StoppingKeepsTheParts) {
   expect_model_is_right();
 }
 
+TEST_F(PullTest, StoppingWorksBeforeTheHubAnswers) {
+  TestServer silent(
+      [](const TestServer::Request&) -> TestServer::Response { return {.body = "[]  ", .stall_ms = 20'000}; });
+  PullOptions stopped = options();
+  stopped.endpoint = silent.origin();
+  stopped.stall_timeout_s = 15;
+  stopped.progress = [](const PullProgress&) { return false; };
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_TRUE(pull_model("org/model", store_, stopped).was_stopped);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(8));
+}
+
 TEST_F(PullTest, ProgressOnlyGrowsAndEndsAtAll) {
   PullOptions watched = options();
   hub_.stall_ms = 250;
@@ -325,6 +338,7 @@ TEST_F(PullTest, ProgressOnlyGrowsAndEndsAtAll) {
   };
   const PullResult result = pull_model("org/model", store_, watched);
   ASSERT_GE(seen.size(), 3u);
+  std::erase_if(seen, [](const PullProgress& progress) { return progress.bytes_total == 0; });  // still listing
   for (size_t i = 1; i < seen.size(); ++i) EXPECT_GE(seen[i].bytes_done, seen[i - 1].bytes_done);
   EXPECT_EQ(seen.back().bytes_done, result.bytes);
   EXPECT_EQ(seen.back().bytes_total, result.bytes);

@@ -118,6 +118,14 @@ TEST(TokenizerJson, RefusesAWrongVocabulary) {
   EXPECT_THAT(error_of_text(text), HasSubstr("stands twice"));
 }
 
+TEST(TokenizerJson, KeepsMessagesShort) {
+  std::string text;
+  for (int i = 0; i < 10000; ++i) text += "\u5929";
+  const std::string error = error_after([&](json& f) { f["model"]["merges"].push_back(text); });
+  EXPECT_LT(error.size(), size_t{200});
+  EXPECT_EQ(utf8_error_offset(error), error.size());
+}
+
 TEST(TokenizerJson, RefusesWrongMerges) {
   EXPECT_THAT(error_after([](json& f) {
                 f["model"]["merges"].push_back({"a", "zz"});
