@@ -353,8 +353,9 @@ class Binder {
   NormStyle style_ = NormStyle::kUnknown;
 };
 
-// The original checkpoint keeps the experts as mlp.experts.gate_up_proj [experts, 2 * width, hidden] (gate rows before up
-// rows) and mlp.experts.down_proj. Brings them to the names and the layout of a conversion. Returns the bytes copied.
+// The original checkpoint keeps the experts as mlp.experts.gate_up_proj [experts, 2 * width, hidden] (gate rows before
+// up rows) and mlp.experts.down_proj. Brings them to the names and the layout of a conversion. Returns the bytes
+// copied.
 uint64_t unstack_experts(Checkpoint& checkpoint, const ModelShape& shape) {
   constexpr std::string_view kStacked = ".mlp.experts.gate_up_proj";
   const Shape expected = shape_of({shape.experts, 2 * shape.expert_width, shape.hidden});
