@@ -172,7 +172,7 @@ InspectReport inspect(const Checkpoint& checkpoint, const ModelConfig& config, c
   if (odd > 0)
     report.warnings.push_back(std::to_string(odd) +
                               " tensors lie at odd addresses in their files; loading has to copy " +
-                              describe_bytes(odd_bytes) + " into memory, unless the headers are padded");
+                              describe_bytes(odd_bytes) + " into memory; `calla align` rewrites them once");
   uint64_t weights = 0;
   for (int i = 0; i < kParts; ++i) {
     const auto part = static_cast<Part>(i);

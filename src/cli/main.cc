@@ -40,6 +40,7 @@ int run(int argc, char** argv) {
   add_eval_command(app, exit_code);
   add_inspect_command(app, exit_code);
   add_tokenize_command(app, exit_code);
+  add_align_command(app, exit_code);
   add_make_checkpoint_command(app, exit_code);
   add_selftest_command(app, exit_code);
   try {

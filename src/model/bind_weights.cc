@@ -409,7 +409,7 @@ BoundWeights bind_weights(Checkpoint& checkpoint, const ModelShape& shape, const
     const std::vector<std::string> names = binder.misaligned();
     note_copies(checkpoint.align_tensors(names),
                 std::to_string(names.size()) +
-                    " tensors lie at odd addresses in their files (a writer that pads the header avoids this)");
+                    " tensors lie at odd addresses in their files (`calla align` rewrites them once)");
     bound.weights = Binder(checkpoint, shape, quant).bind();
   }
   return bound;
