@@ -294,7 +294,7 @@ void ApiServer::messages(HttpExchange& exchange) {
   const auto run = start_chat(model_, request);
   const anthropic::AnswerHead answer{"msg_" + random_id(), model_.id};
   if (request.settings.stream) {
-    anthropic::MessageDialect dialect(answer);
+    anthropic::MessageDialect dialect(answer, run->prompt_tokens());
     stream(exchange, *run, dialect);
   } else if (const auto replies = collect(exchange, *run)) {
     send_json(exchange, 200, anthropic::message_response(answer, replies->front()));

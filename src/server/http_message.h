@@ -39,8 +39,8 @@ struct HttpRequest {
   std::optional<std::string_view> header(std::string_view name) const;
 };
 
-// Parses everything up to the blank line, which is included. Throws HttpError: 400 for anything that is not plain HTTP/1.x
-// (so that no proxy in front can read it differently), 431, 501, 505.
+// Parses everything up to the blank line, which is included. Throws HttpError: 400 for anything that is not plain
+// HTTP/1.x (so that no proxy in front can read it differently), 431, 501, 505.
 HttpRequest parse_http_head(std::string_view head);
 
 // The size on a chunk's first line (without its line end). Throws HttpError.

@@ -270,10 +270,12 @@ void HttpServer::run(milliseconds grace) {
     pollfd entries[2] = {{listener_.fd(), POLLIN, 0}, {wake_read_.fd(), POLLIN, 0}};
     const int n = ::poll(entries, 2, 1000);
     reap(false);
+    while (!refused_.empty() && Clock::now() - refused_.front().first > milliseconds(500)) refused_.pop_front();
     if (n > 0 && entries[1].revents != 0) break;
     if (n > 0 && entries[0].revents != 0) accept_one();
   }
   listener_ = Socket();
+  refused_.clear();
   {
     std::unique_lock lock(mutex_);
     stopping_ = true;
@@ -297,18 +299,26 @@ void HttpServer::accept_one() {
     return;
   }
   prepare_socket(socket.fd());
-  const std::lock_guard lock(mutex_);
-  if (static_cast<int>(connections_.size()) >= options_.max_connections) {
-    HttpRequest nobody;
-    nobody.keep_alive = false;
-    HttpExchange exchange(socket.fd(), nobody, milliseconds(100));
-    exchange.add_header("Retry-After", "1");
-    error_handler_(exchange, HttpError(503, "too many connections"));
+  if (connections() >= options_.max_connections) {  // only this thread adds some
+    refuse(std::move(socket));
     return;
   }
+  const std::lock_guard lock(mutex_);
   Connection& connection = connections_.emplace_back();
   connection.socket = std::move(socket);
   connection.thread = std::thread([this, &connection] { serve(connection); });
+}
+
+void HttpServer::refuse(Socket socket) {
+  HttpRequest nobody;
+  nobody.keep_alive = false;
+  HttpExchange exchange(socket.fd(), nobody, milliseconds(100));
+  exchange.add_header("Retry-After", "1");
+  error_handler_(exchange, HttpError(503, "too many connections"));
+  ::shutdown(socket.fd(), SHUT_WR);
+  constexpr size_t kMaxRefused = 64;
+  if (refused_.size() >= kMaxRefused) refused_.pop_front();
+  refused_.emplace_back(Clock::now(), std::move(socket));
 }
 
 void HttpServer::serve(Connection& connection) {

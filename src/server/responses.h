@@ -1,6 +1,6 @@
 #pragma once
-// OpenAI's /v1/responses, the part that agents use: text, reasoning and function calls, streamed or not, without state on
-// the server (previous_response_id is refused; clients send the whole input, as agents do). Pure functions.
+// OpenAI's /v1/responses, the part that agents use: text, reasoning and function calls, streamed or not, without state
+// on the server (previous_response_id is refused; clients send the whole input, as agents do). Pure functions.
 #include <cstdint>
 #include <string>
 #include <utility>
