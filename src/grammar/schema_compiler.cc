@@ -23,7 +23,7 @@ constexpr size_t kMaxBoundDigits = 40;
 // exists in every year.
 std::string format_pattern(const std::string& format) {
   const std::string date =
-      "[0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-"
+      "[1-9][0-9]{3}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-"
       "9]|2[0-8]))";
   const std::string time =
       "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])";
@@ -32,6 +32,10 @@ std::string format_pattern(const std::string& format) {
   if (format == "time") return "^" + time + "$";
   if (format == "date-time") return "^" + date + "T" + time + "$";
   if (format == "uuid") return "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$";
+  if (format == "email") {
+    const std::string label = "[A-Za-z0-9]+(-[A-Za-z0-9]+)*";
+    return "^[A-Za-z0-9_%+-]+(\\.[A-Za-z0-9_%+-]+)*@(" + label + "\\.)+[A-Za-z]{2,}$";
+  }
   if (format == "ipv4") return "^(" + octet + "\\.){3}" + octet + "$";
   return "";
 }
