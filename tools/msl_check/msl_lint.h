@@ -1,3 +1,4 @@
+// clang-format off: macros that stand for Metal words confuse it, and its result is not stable.
 // Declarations of the MSL library for the conformance check: clang compiles kernels against them as C++ for OpenCL,
 // whose front end enforces address spaces. Nothing here runs.
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
