@@ -1,4 +1,5 @@
-// clang-format off: macros that stand for Metal words confuse it, and its result is not stable.
+// Macros that stand for Metal words confuse clang-format, and its result is not stable.
+// clang-format off
 // Declarations of the MSL library for the conformance check: clang compiles kernels against them as C++ for OpenCL,
 // whose front end enforces address spaces. Nothing here runs.
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
