@@ -144,9 +144,9 @@ class Backend {
   virtual void project_gdn(int layer) = 0;        // Residual -> RMSNorm -> GdnQkv, GdnZ, GdnA, GdnB
   virtual void mix_gdn(int layer) = 0;            // GdnQkv, GdnZ, GdnA, GdnB, state -> Mixed, state
   virtual void project_attention(int layer) = 0;  // Residual -> RMSNorm -> AttnQGate, AttnK, AttnV
-  virtual void prepare_attention(
-      int layer) = 0;                  // q/k RMSNorm, partial RoPE: AttnQGate, AttnK, AttnV -> AttnQ, KV cache
-  virtual void attend(int layer) = 0;  // AttnQ, KV cache, gates in AttnQGate -> Mixed
+  // q/k RMSNorm and partial RoPE: AttnQGate, AttnK, AttnV -> AttnQ, KV cache
+  virtual void prepare_attention(int layer) = 0;
+  virtual void attend(int layer) = 0;            // AttnQ, KV cache, gates in AttnQGate -> Mixed
   virtual void project_residual(int layer) = 0;  // Residual += out_proj(Mixed)
   virtual void route(int layer) = 0;             // Residual -> MoeInput, ExpertIds, ExpertWeights, SharedGate
   virtual void group_rows(int layer) = 0;    // rows by expert, for the experts' prefill form; decode forms do nothing

@@ -1,6 +1,8 @@
 #include "base/thread_pool.h"
 
 #include <algorithm>
+
+#include "base/check.h"
 #ifdef __linux__
 #include <sched.h>
 #endif
@@ -9,6 +11,10 @@ namespace calla {
 namespace {
 
 constexpr int kSpins = 20000;  // roughly 50-100 us: longer than the gap between two loops of one step
+
+uint64_t pack(uint32_t begin, uint32_t end) { return (static_cast<uint64_t>(begin) << 32) | end; }
+uint32_t begin_of(uint64_t range) { return static_cast<uint32_t>(range >> 32); }
+uint32_t end_of(uint64_t range) { return static_cast<uint32_t>(range); }
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -30,6 +36,7 @@ int available_cores() {
 
 ThreadPool::ThreadPool(int threads) {
   if (threads <= 0) threads = available_cores();
+  shares_ = std::vector<Share>(static_cast<size_t>(threads));
   for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
 }
 
@@ -43,7 +50,7 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
-void ThreadPool::run(const std::function<void(int)>& body) {
+void ThreadPool::run(FunctionRef<void(int)> body) {
   if (!workers_.empty()) {
     body_ = &body;
     running_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
@@ -62,7 +69,7 @@ void ThreadPool::run(const std::function<void(int)>& body) {
   }
 }
 
-void ThreadPool::parallel_for(size_t count, size_t grain, const std::function<void(size_t, size_t, int)>& body) {
+void ThreadPool::parallel_for(size_t count, size_t grain, FunctionRef<void(size_t, size_t, int)> body) {
   if (count == 0) return;
   grain = std::max<size_t>(grain, 1);
   if (workers_.empty() || count <= grain) {
@@ -77,6 +84,62 @@ void ThreadPool::parallel_for(size_t count, size_t grain, const std::function<vo
       body(begin, std::min(count, begin + grain), thread);
     }
   });
+}
+
+void ThreadPool::for_each(size_t count, FunctionRef<void(size_t, size_t, int)> body) {
+  if (count == 0) return;
+  if (workers_.empty() || count == 1) {
+    for (size_t i = 0; i < count; ++i) body(i, i + 1, 0);
+    return;
+  }
+  check(count <= UINT32_MAX, "indices of a parallel loop fit 32 bits");
+  const size_t n = shares_.size();
+  for (size_t t = 0; t < n; ++t)
+    shares_[t].range.store(pack(static_cast<uint32_t>(count * t / n), static_cast<uint32_t>(count * (t + 1) / n)),
+                           std::memory_order_relaxed);
+  run([&](int thread) {
+    const auto self = static_cast<size_t>(thread);
+    do {
+      uint32_t index = 0;
+      bool more = false;
+      while (take(self, index, more)) body(index, more ? index + 1 : count, thread);
+    } while (steal(self));
+  });
+}
+
+// Takes the first index of a thread's own share; `more`: the share has another one.
+bool ThreadPool::take(size_t thread, uint32_t& index, bool& more) {
+  std::atomic<uint64_t>& range = shares_[thread].range;
+  uint64_t now = range.load(std::memory_order_relaxed);
+  while (begin_of(now) < end_of(now)) {
+    if (!range.compare_exchange_weak(now, pack(begin_of(now) + 1, end_of(now)), std::memory_order_relaxed)) continue;
+    index = begin_of(now);
+    more = index + 1 < end_of(now);
+    return true;
+  }
+  return false;
+}
+
+// Moves the back half of the largest share to this thread's, which is empty; false: nothing is left. A share never gets
+// an index back, so two equal ranges seen at different times hold the same indices.
+bool ThreadPool::steal(size_t thread) {
+  for (;;) {
+    size_t victim = thread;
+    uint64_t largest = 0;
+    for (size_t t = 0; t < shares_.size(); ++t) {
+      const uint64_t range = shares_[t].range.load(std::memory_order_relaxed);
+      if (end_of(range) > begin_of(range) && end_of(range) - begin_of(range) > end_of(largest) - begin_of(largest)) {
+        victim = t;
+        largest = range;
+      }
+    }
+    if (victim == thread) return false;
+    const uint32_t begin = begin_of(largest), end = end_of(largest), middle = begin + (end - begin) / 2;
+    if (!shares_[victim].range.compare_exchange_strong(largest, pack(begin, middle), std::memory_order_relaxed))
+      continue;
+    shares_[thread].range.store(pack(middle, end), std::memory_order_relaxed);
+    return true;
+  }
 }
 
 void ThreadPool::work(int thread) {

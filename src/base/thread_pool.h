@@ -1,16 +1,34 @@
 #pragma once
-// ThreadPool: a fixed set of threads that run one parallel loop at a time, made for thousands of short loops a second
-// (a decode step has several per layer): workers spin for a moment before they sleep.
+// ThreadPool: a fixed set of threads that run one parallel loop at a time, made for thousands of short loops
+// a second (a decode step has several per layer): workers spin for a moment before they sleep.
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
-#include <exception>
-#include <functional>
 #include <mutex>
 #include <thread>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace calla {
+
+// A reference to something callable, for the length of a call: unlike std::function it never allocates.
+template <class Signature>
+class FunctionRef;
+template <class Result, class... Args>
+class FunctionRef<Result(Args...)> {
+ public:
+  template <class F>
+  requires(!std::is_same_v<std::remove_cvref_t<F>, FunctionRef>) FunctionRef(F&& f)  // NOLINT: implicit on purpose
+      : object_(const_cast<void*>(static_cast<const void*>(&f))), call_([](void* object, Args... args) -> Result {
+          return (*static_cast<std::remove_reference_t<F>*>(object))(std::forward<Args>(args)...);
+        }) {}
+  Result operator()(Args... args) const { return call_(object_, std::forward<Args>(args)...); }
+
+ private:
+  void* object_;
+  Result (*call_)(void*, Args...);
+};
 
 class ThreadPool {
  public:
@@ -22,19 +40,32 @@ class ThreadPool {
 
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls body(thread) once on each thread, thread in [0, threads()), and returns when all have finished. One caller at
-  // a time. The body must not throw.
-  void run(const std::function<void(int thread)>& body);
+  // Calls body(thread) once on each thread, thread in [0, threads()), and returns when all have finished. One
+  // caller at a time. The body must not throw.
+  void run(FunctionRef<void(int thread)> body);
 
-  // Calls body(begin, end, thread) over disjoint ranges that cover [0, count), handed out in pieces of `grain`, so that
-  // a slow thread takes fewer. The pieces do not depend on the number of threads.
-  void parallel_for(size_t count, size_t grain, const std::function<void(size_t begin, size_t end, int thread)>& body);
+  // Calls body(begin, end, thread) over disjoint ranges that cover [0, count), handed out in pieces of
+  // `grain`, so that a slow thread takes fewer. The pieces do not depend on the number of threads.
+  void parallel_for(size_t count, size_t grain, FunctionRef<void(size_t begin, size_t end, int thread)> body);
+
+  // Calls body(index, next, thread) once for each index in [0, count). Each thread starts with a run of neighbouring
+  // indices, so that what lies side by side in memory is read by one thread in order, and takes half of what another
+  // has left when its own are done. `next` is the index that this thread will most likely do next (count: none): a
+  // hint for fetching ahead.
+  void for_each(size_t count, FunctionRef<void(size_t index, size_t next, int thread)> body);
 
  private:
+  // A thread's share of for_each: the first index not yet taken (upper half) and the end.
+  struct alignas(64) Share {
+    std::atomic<uint64_t> range{0};
+  };
   void work(int thread);
+  bool take(size_t thread, uint32_t& index, bool& more);
+  bool steal(size_t thread);
 
+  std::vector<Share> shares_;  // one per thread
   std::vector<std::thread> workers_;
-  const std::function<void(int)>* body_ = nullptr;
+  const FunctionRef<void(int)>* body_ = nullptr;
   std::atomic<uint64_t> generation_{0};
   std::atomic<int> running_{0};
   std::atomic<int> sleepers_{0};

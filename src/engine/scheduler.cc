@@ -20,6 +20,7 @@ SchedulerOptions complete(SchedulerOptions options, const ModelShape& shape) {
                      std::to_string(shape.max_context));
   options.max_sequences = std::max(1, options.max_sequences);
   options.prefill_chunk = std::max(1, options.prefill_chunk);
+  options.shared_chunk = std::max(1, options.shared_chunk);
   return options;
 }
 
@@ -131,6 +132,10 @@ Scheduler::Scheduler(Backend& backend, const ModelShape& shape, const SchedulerO
       options_(complete(options, shape)),
       pool_(backend, plan_state(backend, shape, options_)) {
   stats_.total_pages = pool_.plan().kv_pages;
+  if (!options_.cache_dir.empty() && options_.cache_snapshots != 0)
+    store_ = std::make_unique<SnapshotStore>(
+        options_.cache_dir, options_.model_id, pool_, options_.cache_dir_bytes,
+        options_.warn ? options_.warn : [](const std::string&) {});
 }
 
 Scheduler::~Scheduler() = default;
@@ -171,7 +176,8 @@ bool Scheduler::step() {
   }
   const bool prefill = !prefilling.empty() && (decoding.empty() || !prefill_last_);
   if (prefill) {
-    submit_prefill(prefilling[next_prefill_++ % prefilling.size()]);
+    submit_prefill(prefilling[next_prefill_++ % prefilling.size()],
+                   decoding.empty() ? options_.prefill_chunk : std::min(options_.prefill_chunk, options_.shared_chunk));
   } else if (!decoding.empty()) {
     submit_decode(decoding);
   } else if (in_flight_.empty()) {
@@ -292,7 +298,7 @@ bool Scheduler::start(std::shared_ptr<Generation> generation, Clock::time_point 
   sequence->slot = take_slot();
 
   PrefixCache::Match match;
-  if (caching(*sequence)) match = cache_.find(request.prompt, sequence->prompt_tokens - 1);
+  if (caching(*sequence)) match = find_cached(request.prompt);
   if (match.snapshot) {
     const int cached = static_cast<int>(match.snapshot->tokens.size());
     backend_.copy_recurrent(match.snapshot->slot.id(), sequence->slot.id());
@@ -328,6 +334,24 @@ bool Scheduler::start(std::shared_ptr<Generation> generation, Clock::time_point 
   return true;
 }
 
+// The longest snapshot in memory, or a longer one from disk, which then is in memory too. The last prompt token is
+// always computed.
+PrefixCache::Match Scheduler::find_cached(std::span<const TokenId> prompt) {
+  const int limit = static_cast<int>(prompt.size()) - 1;
+  PrefixCache::Match match = cache_.find(prompt, limit);
+  if (!store_) return match;
+  const int in_memory = match.snapshot ? static_cast<int>(match.snapshot->tokens.size()) : 0;
+  const int on_disk = store_->find(prompt, limit);
+  if (on_disk <= in_memory || pages_for(on_disk) + reserved_pages_ > pool_.plan().kv_pages) return match;
+  std::optional<Snapshot> snapshot = store_->load(
+      prompt, on_disk, [this] { return take_slot(); },
+      [this](PageList& pages) {
+        while (!pool_.append_page(pages)) check(cache_.evict_one(), "pages within the reservation are there");
+      });
+  if (snapshot) cache_.insert(std::move(*snapshot));
+  return cache_.find(prompt, limit);
+}
+
 SlotHandle Scheduler::take_slot() {
   for (;;) {
     if (std::optional<SlotHandle> slot = pool_.take_slot()) return std::move(*slot);
@@ -354,8 +378,8 @@ HeadRow Scheduler::make_head(Sequence& sequence, int row, int index) {
   return head;
 }
 
-void Scheduler::submit_prefill(const std::shared_ptr<Sequence>& sequence) {
-  int end = std::min(sequence->prompt_tokens, sequence->state_tokens + options_.prefill_chunk);
+void Scheduler::submit_prefill(const std::shared_ptr<Sequence>& sequence, int chunk) {
+  int end = std::min(sequence->prompt_tokens, sequence->state_tokens + chunk);
   if (!sequence->snapshots.empty()) end = std::min(end, sequence->snapshots.front());
   const int rows = end - sequence->state_tokens;
   ensure_pages(*sequence, end);
@@ -501,7 +525,12 @@ void Scheduler::take_snapshot(Sequence& sequence) {
   if (!slot && cache_.evict_one()) slot = pool_.take_slot();
   if (!slot) return;  // every slot runs a sequence
   backend_.copy_recurrent(sequence.slot.id(), slot->id());
-  cache_.insert({{tokens.begin(), tokens.end()}, std::move(*slot), sequence.pages});
+  keep({{tokens.begin(), tokens.end()}, std::move(*slot), sequence.pages});
+}
+
+void Scheduler::keep(Snapshot snapshot) {
+  if (store_) store_->save(snapshot);
+  cache_.insert(std::move(snapshot));
 }
 
 // Ends a sequence. Its state becomes a snapshot: the next turn, or a repeat of a cancelled prompt, goes on
@@ -510,12 +539,12 @@ void Scheduler::finish(Sequence& sequence, FinishReason reason, const std::strin
   check(!sequence.finished, "a sequence ends once");
   sequence.finished = true;
   reserved_pages_ -= sequence.reserved_pages;
-  const bool keep = reason != FinishReason::kError && caching(sequence) && sequence.state_tokens > 0;
-  if (keep && sequence.slot) {
+  const bool reusable = reason != FinishReason::kError && caching(sequence) && sequence.state_tokens > 0;
+  if (reusable && sequence.slot) {
     check(static_cast<size_t>(sequence.state_tokens) <= sequence.tokens.size(), "the state's tokens are known");
     std::vector<TokenId> tokens(sequence.tokens.begin(), sequence.tokens.begin() + sequence.state_tokens);
     sequence.pages.truncate(static_cast<size_t>(pages_for(sequence.state_tokens)));
-    cache_.insert({std::move(tokens), std::move(sequence.slot), std::move(sequence.pages)});
+    keep({std::move(tokens), std::move(sequence.slot), std::move(sequence.pages)});
   } else {
     sequence.slot = SlotHandle();
     sequence.pages.truncate(0);

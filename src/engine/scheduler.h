@@ -15,6 +15,7 @@
 
 #include "engine/generation.h"
 #include "engine/prefix_cache.h"
+#include "engine/snapshot_store.h"
 #include "engine/state_pool.h"
 
 namespace calla {
@@ -24,11 +25,16 @@ struct SchedulerOptions {
   int max_sequences = 8;     // that run at once
   int max_queue = 64;        // requests that wait; more are refused
   int prefill_chunk = 512;   // tokens of a prompt between two looks at the other sequences
+  int shared_chunk = 128;    // the same while others decode: smaller, so that their tokens keep coming
   int kv_tokens = 0;         // positions in the KV pool, shared by running sequences and the cache; 0: as planned by
                              // plan_state()
   int cache_snapshots = -1;  // recurrent slots for the prefix cache; -1: as planned by plan_state(); 0: no cache
   int64_t cache_bytes = int64_t{4} << 30;  // what plan_state() may spend on the cache
   int snapshot_interval = 4096;            // tokens between snapshots inside a long prompt
+  std::string cache_dir;                   // keep snapshots here too, for after a restart; empty: do not
+  uint64_t cache_dir_bytes = uint64_t{20} << 30;
+  std::string model_id;      // with cache_dir: identifies the checkpoint's contents (model/fingerprint.h)
+  SnapshotStore::Warn warn;  // with cache_dir: gets a line about damaged files and the like
 };
 
 // What the pool needs for these options on this backend.
@@ -89,12 +95,14 @@ class Scheduler {
   bool start(std::shared_ptr<Generation> generation, Clock::time_point queued);
   int reservation(const GenerationRequest& request) const;
   void drop_cancelled();
-  void submit_prefill(const std::shared_ptr<Sequence>& sequence);
+  void submit_prefill(const std::shared_ptr<Sequence>& sequence, int chunk);
   void submit_decode(const std::vector<std::shared_ptr<Sequence>>& sequences);
   void collect_oldest();
   void collect_token(Sequence& sequence, StepId step, int head, TokenId token, bool logits);
   void finish(Sequence& sequence, FinishReason reason, const std::string& error = "");
   void take_snapshot(Sequence& sequence);
+  void keep(Snapshot snapshot);
+  PrefixCache::Match find_cached(std::span<const TokenId> prompt);
   bool caching(const Sequence& sequence) const;
   bool needs_host_token(const Sequence& sequence) const;
   bool may_decode(const Sequence& sequence) const;
@@ -107,6 +115,7 @@ class Scheduler {
   const SchedulerOptions options_;
   StatePool pool_;
   PrefixCache cache_;
+  std::unique_ptr<SnapshotStore> store_;  // if there is a cache_dir
   std::vector<std::shared_ptr<Sequence>> running_;
   std::deque<StepInFlight> in_flight_;
   int reserved_pages_ = 0;

@@ -8,17 +8,22 @@
 
 namespace calla::reference {
 
-float weight_at(const WeightMatrix& matrix, int n, int k) {
-  if (matrix.format == WeightFormat::kBf16) return to_float(matrix.values[static_cast<size_t>(n) * matrix.k + k]);
-  const int codes_per_word = 32 / matrix.bits;
-  const uint32_t word = matrix.codes[n * matrix.words_per_row() + k / codes_per_word];
-  const uint32_t code = (word >> (k % codes_per_word * matrix.bits)) & ((1u << matrix.bits) - 1);
-  const size_t group = n * matrix.groups_per_row() + k / matrix.group;
-  return to_float(matrix.scales[group]) * static_cast<float>(code) + to_float(matrix.biases[group]);
-}
-
 void weight_row(const WeightMatrix& matrix, int n, std::span<float> out) {
-  for (int k = 0; k < matrix.k; ++k) out[k] = weight_at(matrix, n, k);
+  const auto k_size = static_cast<size_t>(matrix.k);
+  if (matrix.format == WeightFormat::kBf16) {
+    for (size_t k = 0; k < k_size; ++k) out[k] = to_float(matrix.values[n * k_size + k]);
+    return;
+  }
+  const uint32_t* codes = matrix.codes + n * matrix.words_per_row();
+  const bf16* scales = matrix.scales + n * matrix.groups_per_row();
+  const bf16* biases = matrix.biases + n * matrix.groups_per_row();
+  const size_t codes_per_word = 32 / matrix.bits;
+  const uint32_t mask = (1u << matrix.bits) - 1;
+  for (size_t k = 0; k < k_size; ++k) {
+    const uint32_t code = (codes[k / codes_per_word] >> (k % codes_per_word * matrix.bits)) & mask;
+    const size_t group = k / matrix.group;
+    out[k] = to_float(scales[group]) * static_cast<float>(code) + to_float(biases[group]);
+  }
 }
 
 void matmul(const WeightMatrix& matrix, std::span<const float> x, std::span<float> y, int rows) {

@@ -8,10 +8,7 @@
 
 namespace calla::reference {
 
-// Element [n][k] of a plain matrix (stack == 1), de-quantised.
-float weight_at(const WeightMatrix& matrix, int n, int k);
-
-// Row n of a plain matrix, de-quantised into `out` [k].
+// Row n of a plain matrix (stack == 1), de-quantised into `out` [k].
 void weight_row(const WeightMatrix& matrix, int n, std::span<float> out);
 
 // y[m][n] = sum_k w[n][k] x[m][k] for `rows` rows. x [rows][k], y [rows][n].

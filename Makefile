@@ -1,0 +1,66 @@
+# The commands that people use; CMake presets (CMakePresets.json) do the work.
+#   make chat    install what is missing, build, and talk to the bundled calla-tiny
+#   make test    the same, then run the tests
+#   make check   formatting, clang-tidy, and the tests under sanitizers
+#   make bench   build and measure this machine (calla bench --help for more)
+#   make clean   remove everything that was built
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
+CMAKE_BUILD = cmake --build --preset $(1) --parallel $(JOBS)
+
+.PHONY: build chat test check format-check tidy sanitize asan tsan bench clean setup setup-check format
+
+setup:
+	@scripts/setup.sh build
+
+setup-check:
+	@scripts/setup.sh check
+
+build: setup
+	cmake --preset release -DCALLA_TESTS=OFF
+	$(call CMAKE_BUILD,release) --target calla
+
+chat: build
+	@build/calla chat
+
+test: setup
+	@scripts/python-env.sh
+	cmake --preset release -DCALLA_TESTS=ON
+	$(call CMAKE_BUILD,release)
+	ctest --preset release --parallel $(JOBS)
+
+check: setup-check format-check tidy sanitize
+
+SOURCES = $(shell git ls-files '*.h' '*.cc' '*.cu' '*.cuh')
+
+format: setup-check
+	clang-format-14 -i $(SOURCES)
+
+format-check: setup-check
+	clang-format-14 --dry-run -Werror $(SOURCES)
+
+tidy: setup-check
+	cmake --preset release -DCALLA_TESTS=ON >/dev/null
+	scripts/tidy.sh build $(JOBS)
+
+sanitize: asan tsan
+
+asan: setup-check
+	cmake --preset asan
+	$(call CMAKE_BUILD,asan)
+	ctest --preset asan --parallel $(JOBS) --exclude-regex "$(SLOW_UNDER_SANITIZERS)"
+
+# The thread sanitizer looks at what has threads: the pool, the token loop, the cpu backend, the server.
+tsan: setup-check
+	cmake --preset tsan
+	$(call CMAKE_BUILD,tsan) --target $(TSAN_TARGETS)
+	ctest --preset tsan --parallel $(JOBS) --tests-regex "$(TSAN_TESTS)" --exclude-regex "$(SLOW_UNDER_SANITIZERS)"
+
+SLOW_UNDER_SANITIZERS = Golden|ActivationSum|LongText|tokenizer_reference
+TSAN_TARGETS = scheduler_test
+TSAN_TESTS = SchedulerTest.*/cpu
+
+bench: build
+	build/calla bench
+
+clean:
+	rm -rf build

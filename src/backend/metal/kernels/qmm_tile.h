@@ -1,0 +1,207 @@
+#pragma once
+// GEMM tiles over quantised weights (prefill). A threadgroup expands 64 x 64 weights to bf16 in threadgroup memory,
+// just long enough to multiply them with its 16 or 32 rows; sums are fp32. The expanded matrix never exists.
+//
+//   rows 16: 2 simdgroups, rows 32: 4 simdgroups; each computes 16 rows x 32 outputs.
+//
+// The multiplication itself is a type, so that the same kernels exist with simdgroup matrices (qmm.metal) and with
+// Metal 4 tensor operations (qmm_tensor.metal):
+//   void clear(); void step(a, w): += a [16][64] x w [32][64]^T; void store(stage): 16 x 32 floats, pitch kTileN.
+#include "quantized.h"
+
+constexpr int tile_threads(int rows) { return rows * 4; }
+
+// 64 weight rows x 64 inputs, expanded. Rows beyond n become zero.
+inline void load_weight_tile(Matrix m, int bits, int row0, int rows, int k, threadgroup bfloat* tile, int tile_row0,
+                             int thread_index, int threads) {
+  for (int chunk = thread_index; chunk < rows * (kTileK / 8); chunk += threads) {
+    const int row = chunk / (kTileK / 8);
+    const int column = chunk % (kTileK / 8) * 8;
+    float w[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    if (row0 + row < m.shape.n) dequantise8(m, bits, row0 + row, k + column, w);
+    threadgroup bfloat4* out = (threadgroup bfloat4*)(tile + (tile_row0 + row) * kTilePitch + column);
+    out[0] = bfloat4(float4(w[0], w[1], w[2], w[3]));
+    out[1] = bfloat4(float4(w[4], w[5], w[6], w[7]));
+  }
+}
+
+// A thread's quarter of an input row: 16 elements. A null row becomes zero.
+inline void load_input_quarter(const device bfloat* row, int k, threadgroup bfloat* tile, int thread_index) {
+  const int column = thread_index % 4 * 16;
+  threadgroup bfloat4* out = (threadgroup bfloat4*)(tile + thread_index / 4 * kTilePitch + column);
+  for (int i = 0; i < 4; ++i) {
+    out[i] = row ? *((const device bfloat4*)(row + k + column) + i) : bfloat4(float4(0));
+  }
+}
+
+// affine_qmm: out[m][n] = sum_k w[n,k] * x[m,k] for the dense matrices.
+//   x [M, in_stride] bf16   w [N, K]   out [M, out_stride] bf16 or f32, or f32 added to (kOutput)
+//   Launch    grid (ceil(N/64), ceil(M/rows)), threadgroup 4 * rows threads.
+//   Requires  K % 64 == 0.
+//   Moves     ceil(M/rows) * N * K * 0.5625 bytes of weights at worst, less what the caches keep.
+//   Numerics  weights and inputs rounded to bf16, fp32 sums in steps of 64.
+template <int kRows, typename Mma>
+[[kernel]] void affine_qmm(constant QmmParams& p [[buffer(0)]], const device bfloat* x [[buffer(1)]],
+                           const device uint* codes [[buffer(2)]], const device bfloat* scales [[buffer(3)]],
+                           const device bfloat* biases [[buffer(4)]], device bfloat* out [[buffer(5)]],
+                           uint2 tg [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+                           ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
+  threadgroup bfloat4 input_words[kRows * kTilePitch / 4];
+  threadgroup bfloat4 weight_words[kTileN * kTilePitch / 4];
+  threadgroup float stage[kRows * kTileN];
+  threadgroup bfloat* input = (threadgroup bfloat*)input_words;
+  threadgroup bfloat* weight = (threadgroup bfloat*)weight_words;
+  const Matrix m = {codes, scales, biases, p.matrix};
+  const int row0 = int(tg.y) * kRows;
+  const int n0 = int(tg.x) * kTileN;
+  const int sub_row = int(sg) / 2 * 16;
+  const int sub_n = int(sg) % 2 * 32;
+  const int my_row = row0 + int(thread_index) / 4;
+  const device bfloat* in = my_row < p.rows ? x + uint(my_row) * uint(p.in_stride) : nullptr;
+
+  Mma mma;
+  mma.clear();
+  for (int k = 0; k < p.matrix.k; k += kTileK) {
+    load_input_quarter(in, k, input, int(thread_index));
+    load_weight_tile(m, kBits0, n0, kTileN, k, weight, 0, int(thread_index), tile_threads(kRows));
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    mma.step(input + sub_row * kTilePitch, weight + sub_n * kTilePitch, lane);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  mma.store(stage + sub_row * kTileN + sub_n, lane);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (int i = int(thread_index); i < kRows * kTileN; i += tile_threads(kRows)) {
+    const int row = row0 + i / kTileN;
+    const int n = n0 + i % kTileN;
+    if (row >= p.rows || n >= p.matrix.n) continue;
+    const uint at = uint(row) * uint(p.out_stride) + uint(n);
+    if (kOutput == 0) {
+      out[at] = bfloat(stage[i]);
+    } else if (kOutput == 1) {
+      ((device float*)out)[at] = stage[i];
+    } else {
+      ((device float*)out)[at] += stage[i];
+    }
+  }
+}
+
+// experts_up_qmm: hidden = silu(gate x) * up x for the rows of one block, all of the same expert; the weight tile holds
+// 32 rows of gate over 32 rows of up.
+//   x [R, K] bf16   sorted: pair numbers (row * 9 + choice) by expert   hidden [R, 8 W + Ws] bf16
+//   Launch    indirect: grid (ceil(max(W, Ws)/32), blocks), threadgroup 4 * rows threads.
+template <int kRows, typename Mma>
+[[kernel]] void experts_up_qmm(
+    constant ExpertsParams& p [[buffer(0)]], const device bfloat* x [[buffer(1)]],
+    const device int* sorted [[buffer(2)]], const device ExpertBlock* blocks [[buffer(3)]],
+    const device uint* gate_codes [[buffer(4)]], const device bfloat* gate_scales [[buffer(5)]],
+    const device bfloat* gate_biases [[buffer(6)]], const device uint* up_codes [[buffer(7)]],
+    const device bfloat* up_scales [[buffer(8)]], const device bfloat* up_biases [[buffer(9)]],
+    const device uint* shared_gate_codes [[buffer(10)]], const device bfloat* shared_gate_scales [[buffer(11)]],
+    const device bfloat* shared_gate_biases [[buffer(12)]], const device uint* shared_up_codes [[buffer(13)]],
+    const device bfloat* shared_up_scales [[buffer(14)]], const device bfloat* shared_up_biases [[buffer(15)]],
+    device bfloat* hidden [[buffer(16)]], uint2 tg [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], ushort sg [[simdgroup_index_in_threadgroup]],
+    ushort lane [[thread_index_in_simdgroup]]) {
+  threadgroup bfloat4 input_words[kRows * kTilePitch / 4];
+  threadgroup bfloat4 weight_words[kTileN * kTilePitch / 4];
+  threadgroup float stage[kRows * kTileN];
+  threadgroup bfloat* input = (threadgroup bfloat*)input_words;
+  threadgroup bfloat* weight = (threadgroup bfloat*)weight_words;
+  const ExpertBlock block = blocks[tg.y];
+  const bool shared = block.expert == p.experts;
+  const int width = shared ? p.shared.n : p.expert.n;
+  const int n0 = int(tg.x) * (kTileN / 2);
+  if (n0 >= width) return;
+  Matrix gate, up;
+  if (shared) {
+    gate = {shared_gate_codes, shared_gate_scales, shared_gate_biases, p.shared};
+    up = {shared_up_codes, shared_up_scales, shared_up_biases, p.shared};
+  } else {
+    gate = expert_of({gate_codes, gate_scales, gate_biases, p.expert}, kBits0, block.expert);
+    up = expert_of({up_codes, up_scales, up_biases, p.expert}, kBits0, block.expert);
+  }
+  const int bits = shared ? kBits1 : kBits0;
+  const int sub_row = int(sg) / 2 * 16;
+  const int sub_n = int(sg) % 2 * 32;
+  const int my_row = int(thread_index) / 4;
+  const device bfloat* in =
+      my_row < block.count ? x + uint(sorted[block.first + my_row] / kPairs) * uint(p.in_stride) : nullptr;
+
+  Mma mma;
+  mma.clear();
+  for (int k = 0; k < gate.shape.k; k += kTileK) {
+    load_input_quarter(in, k, input, int(thread_index));
+    load_weight_tile(gate, bits, n0, kTileN / 2, k, weight, 0, int(thread_index), tile_threads(kRows));
+    load_weight_tile(up, bits, n0, kTileN / 2, k, weight, kTileN / 2, int(thread_index), tile_threads(kRows));
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    mma.step(input + sub_row * kTilePitch, weight + sub_n * kTilePitch, lane);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  mma.store(stage + sub_row * kTileN + sub_n, lane);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (int i = int(thread_index); i < kRows * kTileN / 2; i += tile_threads(kRows)) {
+    const int row = i / (kTileN / 2);
+    const int n = i % (kTileN / 2);
+    if (row >= block.count || n0 + n >= width) continue;
+    const int pair = sorted[block.first + row];
+    const float g = stage[row * kTileN + n];
+    const float u = stage[row * kTileN + kTileN / 2 + n];
+    hidden[uint(pair / kPairs) * uint(p.out_stride) + uint(pair % kPairs * p.expert.n + n0 + n)] = bfloat(silu(g) * u);
+  }
+}
+
+// experts_down_qmm: y[pair] = down hidden[pair] for the rows of one block.
+//   hidden [R, 8 W + Ws] bf16   sorted, blocks as above   y [R, 9, N] bf16
+//   Launch    indirect: grid (ceil(N/64), blocks), threadgroup 4 * rows threads.
+template <int kRows, typename Mma>
+[[kernel]] void experts_down_qmm(
+    constant ExpertsParams& p [[buffer(0)]], const device bfloat* hidden [[buffer(1)]],
+    const device int* sorted [[buffer(2)]], const device ExpertBlock* blocks [[buffer(3)]],
+    const device uint* down_codes [[buffer(4)]], const device bfloat* down_scales [[buffer(5)]],
+    const device bfloat* down_biases [[buffer(6)]], const device uint* shared_codes [[buffer(7)]],
+    const device bfloat* shared_scales [[buffer(8)]], const device bfloat* shared_biases [[buffer(9)]],
+    device bfloat* y [[buffer(10)]], uint2 tg [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], ushort sg [[simdgroup_index_in_threadgroup]],
+    ushort lane [[thread_index_in_simdgroup]]) {
+  threadgroup bfloat4 input_words[kRows * kTilePitch / 4];
+  threadgroup bfloat4 weight_words[kTileN * kTilePitch / 4];
+  threadgroup float stage[kRows * kTileN];
+  threadgroup bfloat* input = (threadgroup bfloat*)input_words;
+  threadgroup bfloat* weight = (threadgroup bfloat*)weight_words;
+  const ExpertBlock block = blocks[tg.y];
+  const bool shared = block.expert == p.experts;
+  const int n0 = int(tg.x) * kTileN;
+  Matrix down;
+  if (shared) {
+    down = {shared_codes, shared_scales, shared_biases, p.shared};
+  } else {
+    down = expert_of({down_codes, down_scales, down_biases, p.expert}, kBits0, block.expert);
+  }
+  const int bits = shared ? kBits1 : kBits0;
+  const int sub_row = int(sg) / 2 * 16;
+  const int sub_n = int(sg) % 2 * 32;
+  const int my_row = int(thread_index) / 4;
+  const device bfloat* in = nullptr;
+  if (my_row < block.count) {
+    const int pair = sorted[block.first + my_row];
+    in = hidden + uint(pair / kPairs) * uint(p.in_stride) + uint(pair % kPairs * p.expert.k);
+  }
+
+  Mma mma;
+  mma.clear();
+  for (int k = 0; k < down.shape.k; k += kTileK) {
+    load_input_quarter(in, k, input, int(thread_index));
+    load_weight_tile(down, bits, n0, kTileN, k, weight, 0, int(thread_index), tile_threads(kRows));
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    mma.step(input + sub_row * kTilePitch, weight + sub_n * kTilePitch, lane);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  mma.store(stage + sub_row * kTileN + sub_n, lane);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (int i = int(thread_index); i < kRows * kTileN; i += tile_threads(kRows)) {
+    const int row = i / kTileN;
+    const int n = i % kTileN;
+    if (row >= block.count || n0 + n >= p.expert.n) continue;
+    y[uint(sorted[block.first + row]) * uint(p.out_stride) + uint(n0 + n)] = bfloat(stage[i]);
+  }
+}

@@ -1,0 +1,40 @@
+#pragma once
+// Which form of a kernel runs for which shape: every threshold of the backend, apart from kernels and launch code.
+#include <algorithm>
+
+#include "backend/metal/params.h"
+#include "model/shape.h"
+
+namespace calla::metal {
+
+struct Policy {
+  // Dense matrices: from this many rows on, weights are expanded once a tile instead of once a row.
+  int gemm_rows = 8;
+  // Experts: grouping pays when an expert sees a second row, at experts / kExpertsPerToken rows on average.
+  int grouped_rows = 32;
+  // Attention rows that one dispatch of the decode kernel takes, and from which a sequence uses tiles instead.
+  int sdpa_rows = 8;
+  int fixed_block_from = mtl::kFixedBlockFrom;
+
+  bool use_gemm(int rows) const { return rows >= gemm_rows; }
+  bool use_grouped(int rows) const { return rows >= grouped_rows; }
+
+  // 32-row tiles when the average expert fills at least half of one.
+  static int expert_tile(int rows, int experts, bool wide) {
+    return wide && rows * kExpertsPerToken >= 16 * experts ? 32 : 16;
+  }
+  static int dense_tile(int rows, bool wide) { return wide && rows > 16 ? 32 : 16; }
+
+  // Key ranges of the decode attention. General layout: 256 keys each, at most 32 ranges (with two threadgroups for
+  // each of two KV heads, 128 threadgroups: some three a core on the largest GPUs).
+  bool fixed_blocks(int keys) const { return keys >= fixed_block_from; }
+  int splits(int keys) const {
+    if (fixed_blocks(keys)) return (keys + mtl::kFixedBlockKeys - 1) / mtl::kFixedBlockKeys;
+    return std::clamp(keys / 256, 1, 32);
+  }
+
+  // Multiply-adds of one attention dispatch: more are cut into several.
+  double attention_work = 16e9;
+};
+
+}  // namespace calla::metal

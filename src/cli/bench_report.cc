@@ -1,0 +1,141 @@
+#include "cli/bench_report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdarg>
+#include <cstdio>
+
+#include "chat/json.h"
+#include "cli/terminal.h"
+
+namespace calla {
+namespace {
+
+std::string format(const char* pattern, ...) {
+  char text[512];
+  va_list arguments;
+  va_start(arguments, pattern);
+  std::vsnprintf(text, sizeof(text), pattern, arguments);
+  va_end(arguments);
+  return text;
+}
+
+std::string escape_xml(const std::string& text) {
+  std::string out;
+  for (char c : text) {
+    if (c == '<')
+      out += "&lt;";
+    else if (c == '>')
+      out += "&gt;";
+    else if (c == '&')
+      out += "&amp;";
+    else
+      out += c;
+  }
+  return out;
+}
+
+Json points_json(const std::vector<BenchPoint>& points, const char* length) {
+  Json json = Json::array();
+  for (const BenchPoint& p : points) {
+    Json entry = {{length, p.tokens}, {"tokens_per_s", p.tokens_per_s}, {"slowest", p.low}, {"fastest", p.high}};
+    if (p.limit > 0) {
+      entry["limit_tokens_per_s"] = p.limit;
+      entry["fraction_of_limit"] = p.tokens_per_s / p.limit;
+    }
+    json.push_back(entry);
+  }
+  return json;
+}
+
+// One panel: tokens/s over length, both axes logarithmic in x and from zero in y.
+std::string panel(const std::string& title, const std::string& x_label, const std::vector<BenchPoint>& points,
+                  double left) {
+  constexpr double kWidth = 380, kHeight = 240, kTop = 60;
+  double top = 1;
+  for (const BenchPoint& p : points) top = std::max({top, p.high, p.limit});
+  const double step = std::pow(10, std::floor(std::log10(top)));
+  const double y_max = std::ceil(top / step * 2) / 2 * step;
+  const double x_min = std::log2(std::max(points.front().tokens, 1)),
+               x_max = std::log2(std::max(points.back().tokens, 2));
+  const auto x = [&](int tokens) {
+    return left + (x_max > x_min ? (std::log2(std::max(tokens, 1)) - x_min) / (x_max - x_min) : 0.5) * kWidth;
+  };
+  const auto y = [&](double value) { return kTop + kHeight * (1 - value / y_max); };
+  std::string svg = format("<text x='%.0f' y='%.0f' class='t'>%s</text>\n", left, kTop - 14, title.c_str());
+  for (int i = 0; i <= 5; ++i) {
+    const double value = y_max * i / 5;
+    svg += format(
+        "<line x1='%.0f' x2='%.0f' y1='%.1f' y2='%.1f' class='g'/><text x='%.0f' y='%.1f' class='a' "
+        "text-anchor='end'>%s</text>\n",
+        left, left + kWidth, y(value), y(value), left - 6, y(value) + 4, with_commas(value).c_str());
+  }
+  std::string line, limit;
+  for (const BenchPoint& p : points) {
+    line += format("%s%.1f %.1f", line.empty() ? "M" : " L", x(p.tokens), y(p.tokens_per_s));
+    if (p.limit > 0) limit += format("%s%.1f %.1f", limit.empty() ? "M" : " L", x(p.tokens), y(p.limit));
+    svg += format(
+        "<line x1='%.1f' x2='%.1f' y1='%.1f' y2='%.1f' class='e'/><circle cx='%.1f' cy='%.1f' r='3.5' class='p'/>"
+        "<text x='%.1f' y='%.0f' class='a' text-anchor='middle'>%s</text>\n",
+        x(p.tokens), x(p.tokens), y(p.low), y(p.high), x(p.tokens), y(p.tokens_per_s), x(p.tokens), kTop + kHeight + 18,
+        p.tokens >= 1024 ? format("%dK", p.tokens / 1024).c_str() : format("%d", p.tokens).c_str());
+  }
+  if (!limit.empty()) svg += "<path d='" + limit + "' class='m'/>\n";
+  svg += "<path d='" + line + "' class='l'/>\n";
+  svg += format("<text x='%.0f' y='%.0f' class='a' text-anchor='middle'>%s</text>\n", left + kWidth / 2,
+                kTop + kHeight + 38, x_label.c_str());
+  return svg;
+}
+
+}  // namespace
+
+std::string bench_table(const BenchReport& report) {
+  std::string text = report.model + " on " + report.backend + "\n";
+  if (report.read_bandwidth > 0)
+    text += format("read bandwidth %.1f GB/s (probed in this run); %s a token without context\n",
+                   report.read_bandwidth / 1e9, human_bytes(report.bytes_per_token).c_str());
+  const auto rows = [&](const char* title, const char* length, const std::vector<BenchPoint>& points) {
+    if (points.empty()) return;
+    text += format("\n%s\n%10s %12s %22s %12s %10s\n", title, length, "tokens/s", "slowest .. fastest", "limit",
+                   "of limit");
+    for (const BenchPoint& p : points) {
+      const std::string range = with_commas(p.low, 1) + " .. " + with_commas(p.high, 1);
+      text += format("%10d %12s %22s %12s %10s\n", p.tokens, with_commas(p.tokens_per_s, 1).c_str(), range.c_str(),
+                     p.limit > 0 ? with_commas(p.limit, 1).c_str() : "-",
+                     p.limit > 0 ? format("%.0f %%", 100 * p.tokens_per_s / p.limit).c_str() : "-");
+    }
+  };
+  rows(format("prefill, median of %d", report.repetitions).c_str(), "prompt", report.prefill);
+  rows(format("decode, median of %d", report.repetitions).c_str(), "context", report.decode);
+  return text;
+}
+
+std::string bench_json(const BenchReport& report) {
+  const Json json = {{"model", report.model},
+                     {"backend", report.backend},
+                     {"machine", report.machine},
+                     {"read_bandwidth_bytes_per_s", report.read_bandwidth},
+                     {"bytes_per_token_at_context_0", report.bytes_per_token},
+                     {"repetitions", report.repetitions},
+                     {"load_seconds", report.load_seconds},
+                     {"prefill", points_json(report.prefill, "prompt_tokens")},
+                     {"decode", points_json(report.decode, "context_tokens")}};
+  return json.dump(2) + "\n";
+}
+
+std::string bench_svg(const BenchReport& report) {
+  std::string svg =
+      "<svg xmlns='http://www.w3.org/2000/svg' width='960' height='370' viewBox='0 0 960 370' "
+      "font-family='sans-serif'>\n"
+      "<style>.t{font-size:15px;font-weight:bold}.a{font-size:11px;fill:#444}.g{stroke:#ddd}.e{stroke:#1f77b4}"
+      ".p{fill:#1f77b4}.l{fill:none;stroke:#1f77b4;stroke-width:2}.m{fill:none;stroke:#999;stroke-dasharray:5 "
+      "4}</style>\n"
+      "<rect width='960' height='370' fill='white'/>\n";
+  svg += "<text x='16' y='22' class='a'>" + escape_xml(report.model + " on " + report.backend) +
+         "; dashed: limit by bytes moved</text>\n";
+  if (!report.prefill.empty()) svg += panel("Prefill, tokens/s", "prompt length, tokens", report.prefill, 70);
+  if (!report.decode.empty()) svg += panel("Decode, tokens/s", "context length, tokens", report.decode, 550);
+  return svg + "</svg>\n";
+}
+
+}  // namespace calla

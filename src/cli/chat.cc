@@ -1,0 +1,228 @@
+// calla chat: a conversation in the terminal.
+#include <editline/readline.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+#include "base/error.h"
+#include "chat/json.h"
+#include "chat/render.h"
+#include "chat/text.h"
+#include "cli/commands.h"
+#include "cli/options.h"
+#include "cli/reply_printer.h"
+
+namespace calla {
+namespace {
+
+constexpr const char* kHelp =
+    "  /help            this list\n"
+    "  /reset           forget the conversation\n"
+    "  /system TEXT     set the system message (and forget the conversation); without TEXT: show it\n"
+    "  /think on|off    think before answering, or not\n"
+    "  /save FILE       write the conversation as JSON messages\n"
+    "  /stats           speeds of the last answer, and the cache\n"
+    "  /quit            end (also Ctrl-D)\n"
+    "  Ctrl-C           stop the answer\n";
+
+struct ChatOptions {
+  ModelOptions model;
+  SamplingOptions sampling;
+  std::string system;
+  bool no_think = false;
+};
+
+// Reads lines with editing and history on a terminal, plainly otherwise.
+class LineReader {
+ public:
+  LineReader() : interactive_(::isatty(STDIN_FILENO)) {
+    if (interactive_) {
+      ::using_history();
+      ::stifle_history(1000);
+    }
+  }
+  bool interactive() const { return interactive_; }
+  // False at the end of the input.
+  bool read(std::string& line) {
+    if (!interactive_) return static_cast<bool>(std::getline(std::cin, line));
+    const std::unique_ptr<char, decltype(&std::free)> text(::readline("> "), &std::free);
+    if (!text) return false;
+    line = text.get();
+    if (!line.empty()) ::add_history(line.c_str());
+    return true;
+  }
+
+ private:
+  const bool interactive_;
+};
+
+class Conversation {
+ public:
+  Conversation(const ChatOptions& options, LoadedEngine& engine)
+      : options_(options), engine_(engine), thinking_(!options.no_think), system_(options.system) {}
+
+  // A line of the user's. False: end.
+  bool handle(const std::string& line) {
+    const std::string text(strip(line));
+    if (text.empty()) return true;
+    if (text[0] == '/') return command(text);
+    messages_.push_back({.role = Role::kUser, .content = text});
+    answer();
+    return true;
+  }
+
+ private:
+  bool command(const std::string& text) {
+    std::istringstream words(text);
+    std::string name;
+    words >> name;
+    const std::string argument(strip(text.substr(name.size())));
+    if (name == "/quit" || name == "/exit" || name == "/bye") return false;
+    if (name == "/help") {
+      std::fputs(kHelp, stderr);
+    } else if (name == "/reset") {
+      messages_.clear();
+      std::fputs("The conversation is forgotten.\n", stderr);
+    } else if (name == "/system") {
+      if (argument.empty()) {
+        std::fprintf(stderr, "%s\n", system_.empty() ? "There is no system message." : system_.c_str());
+      } else {
+        system_ = argument;
+        messages_.clear();
+        std::fputs("The system message is set; the conversation starts anew.\n", stderr);
+      }
+    } else if (name == "/think") {
+      if (argument == "on" || argument == "off") thinking_ = argument == "on";
+      std::fprintf(stderr, "Thinking is %s.\n", thinking_ ? "on" : "off");
+    } else if (name == "/save") {
+      save(argument);
+    } else if (name == "/stats") {
+      stats();
+    } else {
+      std::fprintf(stderr, "There is no command %s.\n%s", name.c_str(), kHelp);
+    }
+    return true;
+  }
+
+  void answer() {
+    std::vector<Message> messages;
+    if (!system_.empty()) messages.push_back({.role = Role::kSystem, .content = system_});
+    messages.insert(messages.end(), messages_.begin(), messages_.end());
+    RenderOptions render;
+    render.enable_thinking = thinking_;
+    try {
+      const Prompt prompt = render_prompt(messages, {}, render);
+      PromptTokens tokens = encode_prompt(engine_.tokenizer, prompt);
+      GenerationRequest request;
+      request.prompt = std::move(tokens.tokens);
+      request.boundaries = std::move(tokens.boundaries);
+      request.sampling = sampling_params(options_.sampling, engine_.model.config.generation);
+      request.max_tokens = options_.sampling.max_tokens;
+      request.stop_tokens = engine_.stop_tokens();
+      ReplyOptions reply;
+      reply.parser.starts_in_thinking = prompt.starts_in_thinking;
+      auto printer =
+          std::make_shared<ReplyPrinter>(engine_.tokenizer, reply, ReplyPrinter::Print::kAll, !options_.model.quiet);
+      const auto generation = std::make_shared<Generation>(std::move(request), printer);
+      engine_.scheduler->submit(generation);
+      {
+        const InterruptGuard guard(generation);
+        engine_.scheduler->run_until_finished(generation);
+      }
+      const std::string reason = printer->finish_reason();
+      last_ = printer->result();
+      if (reason == "cancelled") std::fputs("(stopped)\n", stderr);
+      if (reason == "length") std::fputs("(cut: --max-tokens or the context is used up)\n", stderr);
+      messages_.push_back({.role = Role::kAssistant, .content = printer->content(), .reasoning = printer->reasoning()});
+      if (!options_.model.quiet) {
+        const Style style(STDERR_FILENO);
+        std::fprintf(stderr, "%s%s%s\n", style.dim(), timing_line(last_).c_str(), style.reset());
+      }
+    } catch (const RequestError& e) {
+      messages_.pop_back();  // the question that cannot be asked
+      std::fprintf(stderr, "%s\n", e.what());
+      if (e.code() == "context_length_exceeded") std::fputs("/reset makes room.\n", stderr);
+    }
+  }
+
+  void save(const std::string& file) {
+    if (file.empty()) {
+      std::fputs("/save FILE: which file?\n", stderr);
+      return;
+    }
+    Json json = Json::array();
+    if (!system_.empty()) json.push_back({{"role", "system"}, {"content", system_}});
+    for (const Message& message : messages_) {
+      Json entry = {{"role", message.role == Role::kUser ? "user" : "assistant"}, {"content", message.content}};
+      if (message.reasoning && !message.reasoning->empty()) entry["reasoning_content"] = *message.reasoning;
+      json.push_back(entry);
+    }
+    std::ofstream out(file, std::ios::trunc);
+    out << json.dump(2, ' ', false, Json::error_handler_t::replace) << "\n";
+    out.close();
+    if (out)
+      std::fprintf(stderr, "%zu messages written to %s.\n", json.size(), file.c_str());
+    else
+      std::fprintf(stderr, "%s cannot be written.\n", file.c_str());
+  }
+
+  void stats() {
+    const SchedulerStats stats = engine_.scheduler->stats();
+    if (last_.prompt_tokens > 0)
+      std::fprintf(stderr, "last: %s\ncache: %s\n", timing_line(last_).c_str(), last_.cache_note.c_str());
+    std::fprintf(stderr,
+                 "all: %llu prompt tokens, %llu of them from the cache; %llu generated\n"
+                 "%zu snapshots; context %d tokens; %s\n",
+                 static_cast<unsigned long long>(stats.prompt_tokens),
+                 static_cast<unsigned long long>(stats.cached_tokens),
+                 static_cast<unsigned long long>(stats.generated_tokens), engine_.scheduler->cache().size(),
+                 engine_.scheduler->context(), engine_.backend->description().c_str());
+  }
+
+  const ChatOptions& options_;
+  LoadedEngine& engine_;
+  bool thinking_;
+  std::string system_;
+  std::vector<Message> messages_;
+  GenerationResult last_;
+};
+
+int chat(const ChatOptions& options) {
+  SchedulerOptions scheduler_options;
+  scheduler_options.max_sequences = 1;
+  const auto engine = load_engine(engine_options(options.model, scheduler_options));
+  LineReader reader;
+  if (reader.interactive() && !options.model.quiet) {
+    const Style style(STDERR_FILENO);
+    std::fprintf(stderr, "%s%s%s, loaded in %s; %s\n/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends.\n",
+                 style.bold(), engine->name.c_str(), style.reset(), human_seconds(engine->load_seconds).c_str(),
+                 engine->backend->description().c_str());
+    if (engine->name == "calla-tiny")
+      std::fputs("calla-tiny is a toy: it knows dictionary words. Try: What is a kangaroo?\n", stderr);
+  }
+  Conversation conversation(options, *engine);
+  std::string line;
+  while (reader.read(line))
+    if (!conversation.handle(line)) break;
+  if (reader.interactive()) std::fputs("\n", stderr);
+  return 0;
+}
+
+}  // namespace
+
+void add_chat_command(CLI::App& app, int& exit_code) {
+  CLI::App* command = app.add_subcommand("chat", "Talk to the model in the terminal");
+  auto options = std::make_shared<ChatOptions>();
+  command->add_option("-s,--system", options->system, "System message");
+  command->add_flag("--no-think", options->no_think, "Answer without thinking first (/think on|off changes it)");
+  command->footer(std::string("While chatting:\n") + kHelp);
+  add_model_options(*command, options->model);
+  add_sampling_options(*command, options->sampling);
+  command->callback([options, &exit_code] { exit_code = chat(*options); });
+}
+
+}  // namespace calla

@@ -1,0 +1,56 @@
+// calla make-checkpoint: random weights at real sizes, in the real file layout, for measuring speed.
+#include <cstdio>
+
+#include "checkpoint/synthetic.h"
+#include "cli/commands.h"
+#include "cli/options.h"
+#include "cli/terminal.h"
+
+namespace calla {
+namespace {
+
+struct Options {
+  std::string shape = "qwen3.6-35b-a3b";
+  int layers = 0;
+  uint64_t seed = 0;
+  std::string tokenizer_from;
+  std::string out;
+  bool quiet = false;
+};
+
+int run(const Options& options) {
+  SyntheticOptions synthetic;
+  synthetic.shape = named_shape(options.shape, options.layers);
+  synthetic.seed = options.seed;
+  synthetic.tokenizer_from = options.tokenizer_from;
+  ProgressLine progress("writing " + options.out, "bytes", !options.quiet);
+  make_checkpoint(synthetic, options.out, [&](uint64_t done, uint64_t total) {
+    progress.update(static_cast<double>(done), static_cast<double>(total));
+  });
+  progress.clear();
+  if (!options.quiet)
+    std::fprintf(stderr, "%s: %d layers of %s with random weights; it talks nonsense at the right speed.\n",
+                 options.out.c_str(), synthetic.shape.layers(), options.shape.c_str());
+  return 0;
+}
+
+}  // namespace
+
+void add_make_checkpoint_command(CLI::App& app, int& exit_code) {
+  CLI::App* command =
+      app.add_subcommand("make-checkpoint", "Write a checkpoint with random weights, for measuring speed");
+  auto options = std::make_shared<Options>();
+  std::string names;
+  for (const std::string& name : shape_names()) names += (names.empty() ? "" : ", ") + name;
+  command->add_option("out", options->out, "The directory to write; must not exist yet")->required();
+  command->add_option("--shape", options->shape, "Sizes of: " + names)->capture_default_str();
+  command->add_option("--layers", options->layers, "Layers (default: as many as the model has)")
+      ->check(CLI::Range(1, 1000));
+  command->add_option("--seed", options->seed, "The same seed gives the same weights")->capture_default_str();
+  command->add_option("--tokenizer-from", options->tokenizer_from, "Copy the tokenizer's files from this directory")
+      ->type_name("DIR");
+  command->add_flag("-q,--quiet", options->quiet, "No progress");
+  command->callback([options, &exit_code] { exit_code = run(*options); });
+}
+
+}  // namespace calla

@@ -1,0 +1,54 @@
+#pragma once
+// What several commands have in common: which model, on what, and how to sample. See main.cc for the list of commands.
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backend/sampling.h"
+#include "checkpoint/config.h"
+#include "runtime/loaded_engine.h"
+
+namespace calla {
+
+// Exit codes, as `calla --help` lists them.
+inline constexpr int kExitFailure = 1;  // the work was done and the result is bad (eval), or something failed
+inline constexpr int kExitUsage = 2;    // the command line
+inline constexpr int kExitModel = 3;    // the checkpoint or its tokenizer
+inline constexpr int kExitDevice = 4;   // the device, its driver or its memory
+inline constexpr int kExitInterrupted = 130;
+
+struct ModelOptions {
+  std::string model;  // a directory; empty: $CALLA_MODEL, else the bundled calla-tiny
+  std::string backend = "auto";
+  int threads = 0;
+  int context = 0;
+  bool full_precision = false;
+  std::vector<std::string> ablate;
+  bool quiet = false;
+};
+
+void add_model_options(CLI::App& command, ModelOptions& options);
+
+// What load_engine() needs; warnings go to stderr unless quiet.
+EngineOptions engine_options(const ModelOptions& options, const SchedulerOptions& scheduler);
+
+// Where the model is: the option, $CALLA_MODEL, a model fetched by `calla pull` under that name, or the bundled one.
+// Throws UsageError if there is none.
+std::filesystem::path find_model(const std::string& option);
+
+struct SamplingOptions {
+  std::optional<float> temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty;
+  std::optional<int> top_k;
+  std::optional<uint64_t> seed;
+  bool greedy = false;
+  int max_tokens = 0;
+};
+
+void add_sampling_options(CLI::App& command, SamplingOptions& options);
+
+// The options over the checkpoint's own defaults. Without a seed a fresh one is drawn.
+SamplingParams sampling_params(const SamplingOptions& options, const GenerationDefaults& defaults);
+
+}  // namespace calla

@@ -1,0 +1,69 @@
+#include "runtime/loaded_engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <sstream>
+
+#include "backend/create.h"
+#include "base/error.h"
+#include "chat/template_check.h"
+#include "model/fingerprint.h"
+
+namespace calla {
+namespace {
+
+std::string read_template(const std::filesystem::path& directory) {
+  std::ifstream file(directory / "chat_template.jinja", std::ios::binary);
+  std::ostringstream text;
+  if (file) text << file.rdbuf();
+  return text.str();
+}
+
+}  // namespace
+
+std::vector<TokenId> LoadedEngine::stop_tokens() const {
+  std::vector<TokenId> tokens = model.config.eos;
+  if (const auto eos = tokenizer.eos()) tokens.push_back(*eos);
+  for (const char* text : {"<|im_end|>", "<|endoftext|>"})
+    if (const auto token = tokenizer.find(text); token && tokenizer.is_added(*token)) tokens.push_back(*token);
+  std::sort(tokens.begin(), tokens.end());
+  tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
+  return tokens;
+}
+
+std::unique_ptr<LoadedEngine> load_engine(const EngineOptions& options) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto warn = [&](const std::string& line) {
+    if (options.warn) options.warn(line);
+  };
+  LoadedModel model = load_model(options.model);
+  for (const std::string& warning : model.warnings) warn(warning);
+  if (const std::string text = read_template(options.model); !text.empty())
+    if (const auto warning = template_warning(text)) warn(*warning);
+  Tokenizer tokenizer = Tokenizer::load(options.model);
+  if (tokenizer.vocab_size() > model.config.shape.vocab)
+    throw CheckpointError((options.model / "tokenizer.json").string() + " has " +
+                          std::to_string(tokenizer.vocab_size()) + " tokens, but the model's vocabulary holds " +
+                          std::to_string(model.config.shape.vocab) + "; do the two files belong together?");
+
+  const std::string name = std::filesystem::weakly_canonical(options.model).filename().string();
+  auto engine =
+      std::make_unique<LoadedEngine>(LoadedEngine{std::move(model), name, std::move(tokenizer), nullptr, nullptr, 0});
+  SchedulerOptions scheduler_options = options.scheduler;
+  scheduler_options.warn = options.warn;
+  if (!scheduler_options.cache_dir.empty()) scheduler_options.model_id = fingerprint(engine->model.checkpoint);
+  BackendOptions backend_options;
+  backend_options.threads = options.threads;
+  backend_options.full_precision = options.full_precision;
+  backend_options.ablate = options.ablate;
+  backend_options.max_rows = std::max(scheduler_options.prefill_chunk, scheduler_options.max_sequences);
+  backend_options.max_heads = scheduler_options.max_sequences;
+  const ModelShape& shape = engine->model.config.shape;
+  engine->backend = create_backend(options.backend, shape, engine->model.weights, backend_options);
+  engine->scheduler = std::make_unique<Scheduler>(*engine->backend, shape, scheduler_options);
+  engine->load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return engine;
+}
+
+}  // namespace calla

@@ -1,0 +1,43 @@
+#pragma once
+// LoadedEngine: a model directory made ready to generate: weights, tokenizer, backend and scheduler. What the CLI and the
+// server start from.
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "engine/scheduler.h"
+#include "model/load_model.h"
+#include "tokenizer/tokenizer.h"
+
+namespace calla {
+
+struct EngineOptions {
+  std::filesystem::path model;  // a checkpoint directory
+  std::string backend = "auto";
+  int threads = 0;              // of the cpu backend; 0: all cores
+  bool full_precision = false;  // see BackendOptions
+  std::vector<std::string> ablate;
+  SchedulerOptions scheduler;                    // model_id and warn are filled in
+  std::function<void(const std::string&)> warn;  // a line for the user; from any thread; may be empty
+};
+
+struct LoadedEngine {
+  LoadedModel model;
+  std::string name;  // the directory's name
+  Tokenizer tokenizer;
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<Scheduler> scheduler;
+  double load_seconds = 0;
+
+  // Tokens that end an answer: what config.json, generation_config.json and the tokenizer name, together; a checkpoint
+  // often has only some of them in each.
+  std::vector<TokenId> stop_tokens() const;
+};
+
+// Throws CheckpointError, UsageError or DeviceError.
+std::unique_ptr<LoadedEngine> load_engine(const EngineOptions& options);
+
+}  // namespace calla

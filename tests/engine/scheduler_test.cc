@@ -1,0 +1,326 @@
+// The token loop, on every backend of this build: the cache, chunking, batching and cancelling never change an answer.
+#include "engine/scheduler.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <thread>
+
+#include "backend/create.h"
+#include "base/error.h"
+#include "selftest/random_model.h"
+
+namespace calla {
+namespace {
+
+class Collector : public GenerationSink {
+ public:
+  bool on_token(const TokenEvent& event) override {
+    events.push_back(event);
+    tokens.push_back(event.token);
+    return tokens.size() != stop_after;
+  }
+  void on_finished(const GenerationResult& r) override {
+    ++finished;
+    result = r;
+  }
+  void on_prompt_progress(int done, int) override {
+    progress.push_back(done);
+    if (on_progress) on_progress(done);
+  }
+  std::vector<TokenId> tokens;
+  std::vector<TokenEvent> events;
+  std::vector<int> progress;
+  std::function<void(int)> on_progress;
+  GenerationResult result;
+  int finished = 0;
+  size_t stop_after = 0;
+};
+
+const RandomModel& model() {
+  static const RandomModel instance(tiny_shape(4), 3);
+  return instance;
+}
+
+struct Job {
+  std::shared_ptr<Collector> sink = std::make_shared<Collector>();
+  std::shared_ptr<Generation> generation;
+};
+
+std::vector<std::string> backends() {
+  std::vector<std::string> names;
+  for (const BackendInfo& info : list_backends())
+    if (info.available) names.push_back(info.name);
+  return names;
+}
+
+class SchedulerTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  std::unique_ptr<Scheduler> make(SchedulerOptions options = {}) {
+    if (options.context == 0) options.context = 512;
+    if (options.cache_snapshots < 0) options.cache_snapshots = 8;
+    BackendOptions backend_options;
+    backend_options.max_rows = std::max(options.prefill_chunk, options.max_sequences);
+    scheduler_.reset();
+    backend_ = create_backend(GetParam(), model().shape(), model().weights(), backend_options);
+    return std::make_unique<Scheduler>(*backend_, model().shape(), options);
+  }
+  static std::vector<TokenId> prompt(int n, unsigned seed) {
+    std::mt19937 random(seed);
+    std::vector<TokenId> tokens(static_cast<size_t>(n));
+    for (TokenId& t : tokens) t = static_cast<TokenId>(random() % 4096);
+    return tokens;
+  }
+  static Job start(Scheduler& scheduler, GenerationRequest request) {
+    Job run;
+    run.generation = std::make_shared<Generation>(std::move(request), run.sink);
+    scheduler.submit(run.generation);
+    return run;
+  }
+  static std::shared_ptr<Collector> finish(Scheduler& scheduler, GenerationRequest request) {
+    Job run = start(scheduler, std::move(request));
+    scheduler.run_until_finished(run.generation);
+    EXPECT_EQ(run.sink->finished, 1);
+    return run.sink;
+  }
+  static GenerationRequest request(std::vector<TokenId> tokens, int max_tokens) {
+    GenerationRequest r;
+    r.prompt = std::move(tokens);
+    r.max_tokens = max_tokens;
+    return r;
+  }
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Scheduler> scheduler_;
+};
+
+TEST_P(SchedulerTest, ChunkSizeDoesNotChangeTheAnswer) {
+  std::vector<TokenId> expected;
+  for (int chunk : {1, 7, 64, 200}) {
+    SchedulerOptions options;
+    options.prefill_chunk = chunk;
+    auto scheduler = make(options);
+    const auto sink = finish(*scheduler, request(prompt(90, 1), 8));
+    ASSERT_EQ(sink->tokens.size(), 8u);
+    EXPECT_EQ(sink->result.reason, FinishReason::kMaxTokens);
+    if (expected.empty()) expected = sink->tokens;
+    EXPECT_EQ(sink->tokens, expected) << "chunk " << chunk;
+    EXPECT_EQ(sink->progress.back(), 90);
+  }
+}
+
+TEST_P(SchedulerTest, CacheHitEqualsColdRun) {
+  auto scheduler = make();
+  GenerationRequest first = request(prompt(70, 2), 6);
+  first.boundaries = {20, 66};
+  const auto a = finish(*scheduler, first);
+  EXPECT_EQ(a->result.cached_tokens, 0);
+
+  // The same prompt again: all but the last token could be known, the deepest snapshot is at 66.
+  const auto again = finish(*scheduler, first);
+  EXPECT_EQ(again->result.cached_tokens, 66);
+  EXPECT_EQ(again->tokens, a->tokens);
+
+  // A second turn: the whole conversation so far is a prefix.
+  GenerationRequest second = request(first.prompt, 6);
+  second.prompt.insert(second.prompt.end(), a->tokens.begin(), a->tokens.end());
+  for (TokenId t : prompt(30, 3)) second.prompt.push_back(t);
+  const auto warm = finish(*scheduler, second);
+  EXPECT_EQ(warm->result.cached_tokens, 75);  // 70 + 6 generated, the last of which was never run
+
+  // An edit after token 40 falls back to the snapshot at 20.
+  GenerationRequest edited = second;
+  edited.prompt[40] ^= 1;
+  edited.boundaries = {};
+  const auto edit = finish(*scheduler, edited);
+  EXPECT_EQ(edit->result.cached_tokens, 20);
+
+  auto fresh = make();
+  EXPECT_EQ(finish(*fresh, second)->tokens, warm->tokens);
+  EXPECT_EQ(finish(*fresh, edited)->tokens, edit->tokens);
+}
+
+TEST_P(SchedulerTest, ConcurrentRequestsEqualSoloRuns) {
+  const std::vector<int> lengths = {7, 130, 33, 201, 1};
+  std::vector<std::vector<TokenId>> solo;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    auto scheduler = make();
+    GenerationRequest r = request(prompt(lengths[i], 10 + static_cast<unsigned>(i)), 12);
+    if (i == 2) r.sampling.temperature = 0.8f, r.sampling.seed = 5, r.sampling.presence_penalty = 1;
+    solo.push_back(finish(*scheduler, r)->tokens);
+  }
+  SchedulerOptions options;
+  options.prefill_chunk = 32;
+  auto scheduler = make(options);
+  std::vector<Job> runs;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    GenerationRequest r = request(prompt(lengths[i], 10 + static_cast<unsigned>(i)), 12);
+    if (i == 2) r.sampling.temperature = 0.8f, r.sampling.seed = 5, r.sampling.presence_penalty = 1;
+    runs.push_back(start(*scheduler, r));
+    for (size_t k = 0; k < i; ++k) scheduler->step();
+  }
+  Job victim = start(*scheduler, request(prompt(60, 99), 50));
+  for (int k = 0; k < 5; ++k) scheduler->step();
+  victim.generation->cancel();
+  while (scheduler->step()) {
+  }
+  for (size_t i = 0; i < runs.size(); ++i) EXPECT_EQ(runs[i].sink->tokens, solo[i]) << "prompt of " << lengths[i];
+  EXPECT_EQ(victim.sink->finished, 1);
+  EXPECT_EQ(victim.sink->result.reason, FinishReason::kCancelled);
+}
+
+TEST_P(SchedulerTest, StopsAtStopTokensSinksAndTheContext) {
+  auto scheduler = make();
+  const auto free_run = finish(*scheduler, request(prompt(10, 4), 8));
+  GenerationRequest r = request(prompt(10, 4), 8);
+  r.stop_tokens = {free_run->tokens[3]};
+  auto sink = finish(*scheduler, r);
+  EXPECT_EQ(sink->result.reason, FinishReason::kStopToken);
+  EXPECT_TRUE(sink->events.back().is_stop);
+  EXPECT_LE(sink->tokens.size(), 4u);
+
+  Job run;
+  run.sink->stop_after = 3;
+  run.generation = std::make_shared<Generation>(request(prompt(10, 4), 8), run.sink);
+  scheduler->submit(run.generation);
+  scheduler->run_until_finished(run.generation);
+  EXPECT_EQ(run.sink->result.reason, FinishReason::kSink);
+  EXPECT_EQ(run.sink->tokens.size(), 3u);
+
+  sink = finish(*scheduler, request(prompt(511, 5), 64));
+  EXPECT_EQ(sink->result.reason, FinishReason::kContextFull);
+  EXPECT_EQ(sink->tokens.size(), 1u);
+  for (int n : {512, 5000}) {
+    try {
+      finish(*scheduler, request(prompt(n, 5), 64));
+      FAIL() << "a prompt of " << n << " tokens was accepted";
+    } catch (const RequestError& e) {
+      EXPECT_EQ(e.code(), "context_length_exceeded");
+      EXPECT_NE(std::string(e.what()).find(std::to_string(n)), std::string::npos);
+      EXPECT_NE(std::string(e.what()).find("512"), std::string::npos);
+    }
+  }
+}
+
+TEST_P(SchedulerTest, LogprobsAreOfTheRawLogits) {
+  auto scheduler = make();
+  GenerationRequest r = request(prompt(10, 4), 3);
+  r.top_logprobs = 4;
+  const auto sink = finish(*scheduler, r);
+  for (const TokenEvent& event : sink->events) {
+    ASSERT_EQ(event.top.size(), 4u);
+    EXPECT_EQ(event.top[0].token, event.token);
+    EXPECT_FLOAT_EQ(event.top[0].logprob, event.logprob);
+    EXPECT_GE(event.top[0].logprob, event.top[1].logprob);
+    EXPECT_LT(event.logprob, 0);
+  }
+}
+
+// Allows the tokens divisible by `divisor` only.
+class Multiples : public TokenConstraint {
+ public:
+  explicit Multiples(int divisor) : divisor_(divisor) {}
+  bool allowed(std::span<uint32_t> mask) override {
+    for (int t = 0; t < 4096; t += divisor_) mask[static_cast<size_t>(t) / 32] |= 1u << (t % 32);
+    return true;
+  }
+  void accept(TokenId token) override { accepted.push_back(token); }
+  std::vector<TokenId> accepted;
+
+ private:
+  int divisor_;
+};
+
+TEST_P(SchedulerTest, ConstraintsAreObeyed) {
+  auto scheduler = make();
+  auto constraint = std::make_shared<Multiples>(37);
+  GenerationRequest r = request(prompt(12, 6), 10);
+  r.constraint = constraint;
+  r.sampling.temperature = 1;
+  const auto sink = finish(*scheduler, r);
+  ASSERT_EQ(sink->tokens.size(), 10u);
+  for (TokenId t : sink->tokens) EXPECT_EQ(t % 37, 0);
+  EXPECT_EQ(constraint->accepted, sink->tokens);
+}
+
+TEST_P(SchedulerTest, QueueIsBounded) {
+  SchedulerOptions options;
+  options.max_queue = 2;
+  auto scheduler = make(options);
+  start(*scheduler, request(prompt(5, 1), 2));
+  start(*scheduler, request(prompt(5, 2), 2));
+  try {
+    start(*scheduler, request(prompt(5, 3), 2));
+    FAIL();
+  } catch (const RequestError& e) {
+    EXPECT_EQ(e.code(), "queue_full");
+  }
+}
+
+// Random turns, edits, cancels in the prefill or the answer, in one scheduler with a small pool: each finished answer
+// equals that of a fresh scheduler, and nothing leaks.
+TEST_P(SchedulerTest, RandomConversationsEqualFreshRuns) {
+  std::mt19937 random(11);
+  SchedulerOptions options;
+  options.prefill_chunk = 24;
+  options.max_sequences = 2;
+  options.cache_snapshots = 5;
+  options.kv_tokens = 1200;
+  options.snapshot_interval = 64;
+  auto scheduler = make(options);
+  std::vector<std::pair<GenerationRequest, std::vector<TokenId>>> finished;
+  std::vector<TokenId> conversation = prompt(20, 1);
+  const int rounds = GetParam() == "reference" ? 12 : 60;
+  for (int round = 0; round < rounds; ++round) {
+    if (conversation.size() > 380) conversation.resize(100 + random() % 100);
+    if (random() % 4 == 0) conversation[random() % conversation.size()] ^= 3;  // an edit
+    if (random() % 3 == 0) conversation.resize(1 + random() % conversation.size());
+    for (TokenId t : prompt(1 + static_cast<int>(random() % 40), static_cast<unsigned>(random())))
+      conversation.push_back(t);
+    GenerationRequest r = request(conversation, 1 + static_cast<int>(random() % 6));
+    for (int b = 1 + static_cast<int>(random() % 30); b < static_cast<int>(conversation.size());
+         b += 1 + static_cast<int>(random() % 50))
+      r.boundaries.push_back(b);
+    Job run = start(*scheduler, r);
+    if (random() % 3 == 0) {
+      Generation* generation = run.generation.get();
+      const int at = static_cast<int>(random() % conversation.size());
+      run.sink->on_progress = [generation, at](int done) {
+        if (done >= at) generation->cancel();
+      };
+    }
+    scheduler->run_until_finished(run.generation);
+    ASSERT_EQ(run.sink->finished, 1);
+    if (run.sink->result.reason == FinishReason::kMaxTokens) {
+      finished.emplace_back(r, run.sink->tokens);
+      conversation.insert(conversation.end(), run.sink->tokens.begin(), run.sink->tokens.end());
+    }
+  }
+  const int slots = scheduler->pool().free_slots() + static_cast<int>(scheduler->cache().size());
+  EXPECT_EQ(slots, scheduler->pool().plan().recurrent_slots);
+  scheduler->cache().clear();
+  EXPECT_EQ(scheduler->pool().free_pages(), scheduler->pool().plan().kv_pages);
+  auto fresh = make();
+  for (auto& [r, tokens] : finished) {
+    r.use_cache = false;
+    EXPECT_EQ(finish(*fresh, r)->tokens, tokens);
+  }
+}
+
+TEST_P(SchedulerTest, RunServesAThreadAndCancelsTheRestAtTheEnd) {
+  auto scheduler = make();
+  std::jthread engine([&](std::stop_token stop) { scheduler->run(stop); });
+  std::vector<Job> runs;
+  for (unsigned i = 0; i < 3; ++i) runs.push_back(start(*scheduler, request(prompt(10, i), 400)));
+  engine.request_stop();
+  engine.join();
+  for (const Job& run : runs) {
+    EXPECT_EQ(run.sink->finished, 1);
+    EXPECT_EQ(run.sink->result.reason, FinishReason::kCancelled);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, SchedulerTest, ::testing::ValuesIn(backends()),
+                         [](const auto& test) { return test.param; });
+
+}  // namespace
+}  // namespace calla

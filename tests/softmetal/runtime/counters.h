@@ -1,0 +1,59 @@
+#pragma once
+// LineCounter: bytes and 128-byte lines that the simdgroups of a dispatch ask for.
+//
+// A simdgroup instruction is recognised by its code address and by how often each lane has been there since the
+// simdgroup last met: the lanes' n-th passes belong together. A lane's accesses to neighbouring addresses from
+// different code addresses, up to 16 bytes, count as one (a compiler splits a vector load, a GPU does not).
+#include <array>
+#include <deque>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "softmetal/softmetal.h"
+
+namespace softmetal {
+
+class LineCounter {
+ public:
+  void start_group(uint32_t simdgroups);
+  void end_group();
+  void flush(uint32_t simdgroup);
+  void device(uint32_t thread, int buffer, const char* name, const char* address, size_t bytes, bool write,
+              const void* pc);
+  void threadgroup(size_t bytes, bool write);
+  void finish(DispatchRecord& record);
+
+ private:
+  struct Instruction {
+    int buffer = 0;
+    bool write = false;
+    std::vector<uint64_t> lines;
+  };
+  struct Site {
+    std::array<uint32_t, kSimdWidth> passes{};
+    std::deque<Instruction> instructions;  // by pass; references to elements stay valid
+  };
+  struct LastAccess {
+    const char* end = nullptr;
+    const void* pc = nullptr;
+    Instruction* instruction = nullptr;
+    size_t bytes = 0;
+    bool write = false;
+  };
+  struct Simdgroup {
+    std::unordered_map<const void*, Site> sites;
+    std::array<LastAccess, kSimdWidth> last{};
+  };
+  struct Totals {
+    const char* name = "";
+    Traffic traffic;
+    std::unordered_set<uint64_t> loaded_lines, stored_lines;
+  };
+
+  std::vector<Simdgroup> simdgroups_;
+  std::unordered_map<int, Totals> buffers_;
+  Traffic threadgroup_;
+};
+
+}  // namespace softmetal
