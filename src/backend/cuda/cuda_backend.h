@@ -134,6 +134,10 @@ class CudaBackend final : public Backend {
   void end_recording(bool keep);
   const LayerOnDevice& layer(int index) const { return weights_.layers[static_cast<size_t>(index)]; }
   bool decode_rows() const { return step_.rows <= kMaxGemvRows; }
+  // RMSNorm inside the projection. The streaming form does that for one row only.
+  bool one_pass_norm() const {
+    return step_.rows == 1 || (decode_rows() && !(mechanisms_.weight_stream && device_.is_hopper()));
+  }
   bool wgmma() const { return mechanisms_.wgmma && device_.is_hopper(); }
   bool grouped_experts(const LayerOnDevice& layer) const {
     return !decode_rows() && wgmma() && layer.experts.packed && shape_.experts <= 1024;
@@ -145,7 +149,7 @@ class CudaBackend final : public Backend {
   bool stream_experts(const ExpertsDecode& e) const {
     return mechanisms_.weight_stream && experts_stream_fit(device_, e);
   }
-  void multiply(const Linear& w, const __half* x, size_t x_stride, float* out, size_t out_stride, bool add);
+  void multiply(const Linear& w, const __half* x, size_t x_stride, int rows, float* out, size_t out_stride, bool add);
   void multiply_experts(const PackedView& routed, const PackedView& shared, const __half* x, size_t x_stride,
                         size_t x_choice_stride, std::byte* out, size_t out_stride, size_t out_choice_stride,
                         int columns, int shared_columns, GemmOutput output);

@@ -20,6 +20,9 @@ namespace {
 
 constexpr int kAll = kExpertsPerToken + 1;
 constexpr int kMostBatchTiles = 8;  // whose sums meet at one barrier
+// More than half of a multiprocessor's shared memory: blocks that start early, while others still hold most processors,
+// spread out instead of doubling up.
+constexpr size_t kWholeProcessor = 118000;
 
 struct StreamExperts {
   PackedView up, down, shared_up, shared_down;
@@ -94,11 +97,13 @@ __device__ void produce_up(const StreamExperts& p, bool choose, int row, int fir
   if (lane == 0) p.a.shared_gate[row] = sigmoid(__ldcg(p.router_logits(row) + p.shared_column));
 }
 
-// kBlocks a multiprocessor: two for several rows, so that one row's loads run under another's products.
+// kBlocks a multiprocessor: two for several rows, so that one row's loads run under another's products; one for one row,
+// so that blocks which start early spread out evenly.
 template <int kBlocks>
 __global__ void __launch_bounds__(kStreamThreads, kBlocks) swiglu_up_stream(StreamExperts p, bool choose) {
   extern __shared__ __align__(128) std::byte shared[];
   __shared__ TileRing ring;
+  __shared__ uint4 zeros[kZeroPieces];
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, row = static_cast<int>(blockIdx.y);
   const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
   // Tiles in order: the shared expert's, then those of the first, second ... choice.
@@ -113,13 +118,14 @@ __global__ void __launch_bounds__(kStreamThreads, kBlocks) swiglu_up_stream(Stre
   const StagedInput<1> x(x_memory, p.up.padded_groups);
   float* mine = reinterpret_cast<float*>(x_memory + p.x_bytes);
   float* other = mine + p.batch * chunks * kTileRows;
+  UnitWalk at(chunks, p.slots);
+  if (tid < kZeroPieces) zeros[tid] = make_uint4(0, 0, 0, 0);
   grid_dependency_wait();
   launch_dependents();  // not earlier: down_sum_stream relies on the router's end
   RowStager<false>(p.hidden, nullptr)
       .stage(x, 0, p.a.moe_input + static_cast<size_t>(row) * p.hidden, 0.0f, nullptr, nullptr);
   consumer_barrier();
 
-  UnitWalk at(chunks, p.slots);
   UnitInput<1> input;
   int loaded = -1;
   for (int batch_first = 0; batch_first < count; batch_first += p.batch) {
@@ -127,7 +133,7 @@ __global__ void __launch_bounds__(kStreamThreads, kBlocks) swiglu_up_stream(Stre
     for (; at.tile() < end; at.next()) {
       if (at.chunk() != loaded) {
         loaded = at.chunk();
-        input.load(x, loaded);
+        input.load(x, zeros, loaded);
       }
       barrier_wait(&ring.full[at.slot()], at.parity());
       const auto* codes = reinterpret_cast<const uint4*>(shared + at.slot() * p.slot_bytes);
@@ -156,9 +162,10 @@ __global__ void __launch_bounds__(kStreamThreads, kBlocks) swiglu_up_stream(Stre
   }
 }
 
-__global__ void __launch_bounds__(kStreamThreads, 1) down_sum_stream(StreamExperts p, bool choose) {
+__global__ void __launch_bounds__(kStreamThreads, 2) down_sum_stream(StreamExperts p, bool choose) {
   extern __shared__ __align__(128) std::byte shared[];
   __shared__ TileRing ring;
+  __shared__ uint4 zeros[kZeroPieces];
   __shared__ float weights[kAll];
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32;
   const int tile = static_cast<int>(blockIdx.x), row = static_cast<int>(blockIdx.y);
@@ -186,6 +193,8 @@ __global__ void __launch_bounds__(kStreamThreads, 1) down_sum_stream(StreamExper
   std::byte* x_memory = shared + kAll * p.slot_bytes;
   const StagedInput<1> x(x_memory, all_chunks * kChunkGroups);
   auto* partials = reinterpret_cast<float*>(x_memory + p.x_bytes);
+  UnitWalk at(chunks, kAll);
+  if (tid < kZeroPieces) zeros[tid] = make_uint4(0, 0, 0, 0);
   grid_dependency_wait();
   float* residual = p.a.residual + static_cast<size_t>(row) * p.hidden + tile * kTileRows;
   const float old = tid < kTileRows ? __ldcg(residual + tid) : 0.0f;
@@ -214,9 +223,9 @@ __global__ void __launch_bounds__(kStreamThreads, 1) down_sum_stream(StreamExper
   consumer_barrier();
 
   UnitSums<1> sums;
-  for (UnitWalk at(chunks, kAll); at.tile() < kAll; at.next()) {
+  for (; at.tile() < kAll; at.next()) {
     UnitInput<1> input;
-    input.load(x, at.tile() * chunks + at.chunk());
+    input.load(x, zeros, at.tile() * chunks + at.chunk());
     barrier_wait(&ring.full[at.slot()], 0);
     const auto* codes = reinterpret_cast<const uint4*>(shared + at.slot() * p.slot_bytes);
     const auto* scales = reinterpret_cast<const uint2*>(codes + p.down.codes_per_tile());
@@ -299,7 +308,7 @@ void experts_up_stream(const Launch& launch, const ExpertsDecode& e) {
 void experts_down_stream(const Launch& launch, const ExpertsDecode& e) {
   const StreamExperts p = down_params(e);
   launch_kernel(launch, down_sum_stream, dim3(static_cast<unsigned>(p.down.tiles), static_cast<unsigned>(e.rows)),
-                kStreamThreads, down_bytes(p), 1, p, e.choose);
+                kStreamThreads, e.rows == 1 ? std::max(down_bytes(p), kWholeProcessor) : down_bytes(p), 1, p, e.choose);
 }
 
 }  // namespace calla::cuda

@@ -17,6 +17,9 @@ constexpr int kParts = 4;                       // blocks a value head
 constexpr int kColumns = kGdnHeadDim / kParts;  // 32: one a lane
 constexpr int kKeys = kGdnHeadDim / kWarps;     // 16: key rows a warp
 constexpr int kMaxCluster = 8;
+// Shared memory asked for with one row only to keep blocks apart: what a multiprocessor has left beside a block of the
+// projection in front, so that each takes one block of this kernel early and its state loads are spread out.
+constexpr size_t kSpreadBytes = 95000;
 
 __device__ __forceinline__ void cluster_barrier() {
 #if __CUDA_ARCH__ >= 900
@@ -146,8 +149,8 @@ bool gdn_decode_fits(const DeviceInfo& device, int key_heads, int value_heads) {
 void gdn_decode(const Launch& launch, const GdnParams& p) {
   check(p.step.rows == p.step.sequence_count, "a decode step has one row a sequence");
   launch_kernel(launch, gdn_step,
-                dim3(static_cast<unsigned>(p.value_heads * kParts), static_cast<unsigned>(p.step.rows)), kThreads, 0,
-                static_cast<unsigned>(p.value_heads / p.key_heads * kParts), p);
+                dim3(static_cast<unsigned>(p.value_heads * kParts), static_cast<unsigned>(p.step.rows)), kThreads,
+                p.step.rows == 1 ? kSpreadBytes : 0, static_cast<unsigned>(p.value_heads / p.key_heads * kParts), p);
 }
 
 }  // namespace calla::cuda

@@ -46,6 +46,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1) affine_gemv_stream(StreamPa
   extern __shared__ __align__(128) std::byte shared[];
   __shared__ TileRing ring;
   __shared__ float scratch[kStreamWarps];
+  __shared__ uint4 zeros[kZeroPieces];
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32;
   const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
   const int first = p.w.tiles * block / blocks, count = p.w.tiles * (block + 1) / blocks - first;
@@ -80,7 +81,8 @@ __global__ void __launch_bounds__(kStreamThreads, 1) affine_gemv_stream(StreamPa
   auto* partials = reinterpret_cast<float*>(x_memory + p.x_bytes);
   const int k = p.w.groups * kGroup;
   RowStager<kNormed && kCols == 1> stager(k, p.in.norm);
-  if (kNormed && kCols > 1 && tid * 32 < k) prefetch_line(p.in.norm + tid * 32);
+  UnitWalk at(chunks, p.slots);
+  if (tid < kZeroPieces) zeros[tid] = make_uint4(0, 0, 0, 0);
   grid_dependency_wait();
   const auto row_index = [&](int row) { return p.in.heads != nullptr ? p.in.heads[row].row : row; };
   __half* copy = block == 0 ? p.in.normed_out : nullptr;
@@ -105,18 +107,11 @@ __global__ void __launch_bounds__(kStreamThreads, 1) affine_gemv_stream(StreamPa
     } else {
       stager.stage(x, 0, p.in.half + at, 0.0f, scratch, nullptr);
     }
-  } else if (warp < p.rows) {
-    const size_t at = row_index(warp) * p.in.stride;
-    if constexpr (kNormed) {
-      stream_row_by_warp<true>(x, warp, p.in.residual + at, k, p.in.norm, p.in.eps,
-                               copy != nullptr ? copy + static_cast<size_t>(warp) * k : nullptr);
-    } else {
-      stream_row_by_warp<false>(x, warp, p.in.half + at, k, nullptr, 0.0f, nullptr);
-    }
+  } else {
+    stage_rows(x, p.in.half, p.in.stride, p.rows, k);
   }
   consumer_barrier();
 
-  UnitWalk at(chunks, p.slots);
   UnitInput<kCols> input;
   int loaded = -1;
   float* mine = partials;
@@ -126,7 +121,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1) affine_gemv_stream(StreamPa
     for (; at.tile() < end; at.next()) {
       if (at.chunk() != loaded) {
         loaded = at.chunk();
-        input.load(x, loaded);
+        input.load(x, zeros, loaded);
       }
       barrier_wait(&ring.full[at.slot()], at.parity());
       const std::byte* slot = shared + at.slot() * p.slot_bytes;
@@ -179,7 +174,7 @@ void choose_form(const Launch& launch, const StreamParams& p, bool add) {
     if (add) return launch_stream<kBits, 1, false, true>(launch, p);
     return launch_stream<kBits, 1, false, false>(launch, p);
   }
-  if (normed) return launch_stream<kBits, 8, true, false>(launch, p);
+  check(!normed, "several rows come normed");
   if (add) return launch_stream<kBits, 8, false, true>(launch, p);
   launch_stream<kBits, 8, false, false>(launch, p);
 }

@@ -4,6 +4,7 @@
 
 namespace calla::cuda {
 
+// Several rows must be fp16 already (norm_rows); one row can be normed on the way.
 // True if the staged rows and at least two tiles fit in shared memory.
 bool stream_fits(const DeviceInfo& device, const PackedView& w, int rows);
 void gemv_stream(const Launch& launch, const PackedView& w, const GemvInput& in, int rows, float* out,

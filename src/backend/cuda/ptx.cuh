@@ -38,11 +38,6 @@ __device__ __forceinline__ uint2 load_stream(const uint2* p) {
   return v;
 }
 
-// Asks for the line of an address to be in L2 soon.
-__device__ __forceinline__ void prefetch_line(const void* p) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
-
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }

@@ -29,36 +29,39 @@ void CudaBackend::project_rows(const PackedView& w, const GemvInput& in, int row
 void CudaBackend::embed() { embed_rows(launch_, weights_.embedding, step_, recurrent_.last_picked(), slots_.residual); }
 
 // out = or += w x for rows of fp16 activations.
-void CudaBackend::multiply(const Linear& w, const __half* x, size_t x_stride, float* out, size_t out_stride, bool add) {
+void CudaBackend::multiply(const Linear& w, const __half* x, size_t x_stride, int rows, float* out, size_t out_stride,
+                           bool add) {
   if (!w.packed) {
     for (size_t i = 0; i < w.raw.size(); ++i)
-      linear_plain(launch_, w.raw[i], x, x_stride, step_.rows, out + w.columns[i], out_stride, add);
+      linear_plain(launch_, w.raw[i], x, x_stride, rows, out + w.columns[i], out_stride, add);
     return;
   }
-  if (!decode_rows() && wgmma()) {
+  // A lone matrix need not be padded in the output (lm_head); parts side by side are.
+  const int columns = w.rows.size() == 1 ? w.rows[0] : w.width;
+  if (rows > kMaxGemvRows && wgmma() && columns % 2 == 0 && out_stride % 2 == 0) {  // writes pairs of outputs
     GemmParams p;
     p.w = w.view;
     p.x = x;
     p.x_stride = x_stride;
     p.out = out;
     p.out_stride = out_stride;
-    p.rows = step_.rows;
-    p.columns = w.width;
+    p.rows = rows;
+    p.columns = columns;
     return gemm(launch_, p, add ? GemmOutput::kAdd : GemmOutput::kStore);
   }
-  for (int row = 0; row < step_.rows; row += kMaxGemvRows) {
+  for (int row = 0; row < rows; row += kMaxGemvRows) {
     GemvInput in;
     in.half = x + static_cast<size_t>(row) * x_stride;
     in.stride = x_stride;
-    project_rows(w.view, in, std::min(kMaxGemvRows, step_.rows - row), out + static_cast<size_t>(row) * out_stride,
-                 out_stride, w.width, add);
+    project_rows(w.view, in, std::min(kMaxGemvRows, rows - row), out + static_cast<size_t>(row) * out_stride,
+                 out_stride, columns, add);
   }
 }
 
 // RMSNorm and the layer's input projections.
 void CudaBackend::project(const LayerOnDevice& l) {
   const auto hidden = static_cast<size_t>(shape_.hidden), width = static_cast<size_t>(l.in.width);
-  if (decode_rows() && l.in.packed) {
+  if (one_pass_norm() && l.in.packed) {
     GemvInput in;
     in.residual = slots_.residual;
     in.norm = l.input_norm;
@@ -67,7 +70,7 @@ void CudaBackend::project(const LayerOnDevice& l) {
     return project_rows(l.in.view, in, step_.rows, slots_.projected, width, l.in.width, false);
   }
   norm_rows(launch_, slots_.residual, nullptr, l.input_norm, shape_.rms_eps, step_.rows, shape_.hidden, slots_.normed);
-  multiply(l.in, slots_.normed, hidden, slots_.projected, width, false);
+  multiply(l.in, slots_.normed, hidden, step_.rows, slots_.projected, width, false);
 }
 
 void CudaBackend::project_gdn(int index) { project(layer(index)); }
@@ -144,14 +147,14 @@ void CudaBackend::attend(int index) {
 
 void CudaBackend::project_residual(int index) {
   const LayerOnDevice& l = layer(index);
-  multiply(l.out, slots_.mixed, static_cast<size_t>(shape_.mixer_width()), slots_.residual,
+  multiply(l.out, slots_.mixed, static_cast<size_t>(shape_.mixer_width()), step_.rows, slots_.residual,
            static_cast<size_t>(shape_.hidden), true);
 }
 
 void CudaBackend::route(int index) {
   const LayerOnDevice& l = layer(index);
   const auto hidden = static_cast<size_t>(shape_.hidden), width = static_cast<size_t>(l.router.width);
-  if (decode_rows() && l.router.packed) {
+  if (one_pass_norm() && l.router.packed) {
     GemvInput in;
     in.residual = slots_.residual;
     in.norm = l.post_norm;
@@ -162,7 +165,7 @@ void CudaBackend::route(int index) {
   } else {
     norm_rows(launch_, slots_.residual, nullptr, l.post_norm, shape_.rms_eps, step_.rows, shape_.hidden,
               slots_.moe_input);
-    multiply(l.router, slots_.moe_input, hidden, slots_.router_logits, width, false);
+    multiply(l.router, slots_.moe_input, hidden, step_.rows, slots_.router_logits, width, false);
   }
   choice_pending_ = decode_rows() && l.experts.packed && mechanisms_.fused_choice && shape_.experts <= 256;
   if (!choice_pending_) choose_rows(launch_, slots_, step_.rows, shape_.experts, l.router.width, l.router.columns[1]);
@@ -251,22 +254,18 @@ void CudaBackend::head() {
   const Linear& w = weights_.head;
   const auto hidden = static_cast<size_t>(shape_.hidden), vocab = static_cast<size_t>(shape_.vocab);
   const int heads = step_.head_count;
-  if (!w.packed) {
-    norm_rows(launch_, slots_.residual, step_.heads, weights_.final_norm, shape_.rms_eps, heads, shape_.hidden,
-              slots_.normed);
-    linear_plain(launch_, w.raw[0], slots_.normed, hidden, heads, slots_.logits, vocab, false);
-    return;
-  }
-  for (int first = 0; first < heads; first += kMaxGemvRows) {
+  if (heads == 1 && w.packed) {
     GemvInput in;
     in.residual = slots_.residual;
     in.norm = weights_.final_norm;
     in.eps = shape_.rms_eps;
     in.stride = hidden;
-    in.heads = step_.heads + first;
-    project_rows(w.view, in, std::min(kMaxGemvRows, heads - first), slots_.logits + static_cast<size_t>(first) * vocab,
-                 vocab, shape_.vocab, false);
+    in.heads = step_.heads;
+    return project_rows(w.view, in, 1, slots_.logits, vocab, shape_.vocab, false);
   }
+  norm_rows(launch_, slots_.residual, step_.heads, weights_.final_norm, shape_.rms_eps, heads, shape_.hidden,
+            slots_.normed);
+  multiply(w, slots_.normed, hidden, heads, slots_.logits, vocab, false);
 }
 
 void CudaBackend::pick() {

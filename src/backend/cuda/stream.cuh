@@ -44,11 +44,12 @@ __device__ __forceinline__ void store4(const StagedInput<kCols>& to, int c, int 
   const float2 a = unpack_half2(low), b = unpack_half2(high);
   const float sum = sum_lanes<16>((a.x + a.y) + (b.x + b.y));
   if (!valid) return;
-  const int group = c / 16, step = c % 16 / 4, upper = c % 4 / 2, q = c % 2 * 2;
+  const auto u = static_cast<unsigned>(c);
+  const unsigned group = u / 16, step = u % 16 / 4, upper = u % 4 / 2, q = u % 2 * 2;
   auto* words = reinterpret_cast<uint32_t*>(to.pieces + ((group * 2 + step / 2) * kCols + col) * 4);
   words[q * 4 + (step % 2) * 2 + upper] = low;
   words[(q + 1) * 4 + (step % 2) * 2 + upper] = high;
-  if (c % 16 == 0) to.sums[group * kCols + col] = sum;
+  if (u % 16 == 0) to.sums[group * kCols + col] = sum;
 }
 
 __device__ __forceinline__ float4 load_row4(const float* x) { return __ldcg(reinterpret_cast<const float4*>(x)); }
@@ -56,10 +57,6 @@ __device__ __forceinline__ float4 load_row4(const __half* x) {
   const uint2 v = __ldcg(reinterpret_cast<const uint2*>(x));
   const float2 a = unpack_half2(v.x), b = unpack_half2(v.y);
   return make_float4(a.x, a.y, b.x, b.y);
-}
-__device__ __forceinline__ float4 scale4(float4 v, float scale, const float* weight) {
-  const float4 w = *reinterpret_cast<const float4*>(weight);
-  return make_float4(v.x * scale * w.x, v.y * scale * w.y, v.z * scale * w.z, v.w * scale * w.w);
 }
 
 __device__ __forceinline__ int padded_pieces(int k) {
@@ -133,32 +130,14 @@ class RowStager {
   float4 norm_weights_[kRounds];
 };
 
-// One warp stages a row (several rows: one a warp).
-template <bool kNormed, class T>
-__device__ __forceinline__ void stream_row_by_warp(const StagedInput<8>& to, int col, const T* x, int k,
-                                                   const float* norm, float eps, __half* normed_out) {
-  const int lane = static_cast<int>(threadIdx.x % 32), pieces = k / 4;
-  float scale = 1;
-  if constexpr (kNormed) {
-    float sum = 0;
-#pragma unroll 8
-    for (int c = lane; c < pieces; c += 32) {
-      const float4 e = load_row4(x + c * 4);
-      sum += e.x * e.x + e.y * e.y + e.z * e.z + e.w * e.w;
-    }
-    scale = rsqrtf(sum_lanes(sum) / static_cast<float>(k) + eps);
-  }
+// Staging of several fp16 rows: a column each, four rows' loads in flight a thread.
+__device__ __forceinline__ void stage_rows(const StagedInput<8>& to, const __half* x, size_t stride, int rows, int k) {
+  const int pieces = k / 4, padded = padded_pieces(k);
+  for (int first = 0; first < padded; first += kStreamConsumers) {
+    const int c = first + static_cast<int>(threadIdx.x);
 #pragma unroll 4
-  for (int base = 0; base < padded_pieces(k); base += 32) {
-    const int c = base + lane;
-    const bool valid = c < pieces;
-    float4 e = valid ? load_row4(x + c * 4) : make_float4(0, 0, 0, 0);
-    if constexpr (kNormed) {
-      if (valid) e = scale4(e, scale, norm + c * 4);
-    }
-    store4(to, c, col, e, c < padded_pieces(k));
-    if (kNormed && normed_out != nullptr && valid)
-      *reinterpret_cast<uint2*>(normed_out + c * 4) = make_uint2(pack_half2(e.x, e.y), pack_half2(e.z, e.w));
+    for (int row = 0; row < rows; ++row)
+      store4(to, c, row, c < pieces ? load_row4(x + row * stride + c * 4) : make_float4(0, 0, 0, 0), c < padded);
   }
 }
 
@@ -167,33 +146,46 @@ __device__ __forceinline__ void stream_row_by_warp(const StagedInput<8>& to, int
 // One row of activations would use one of the eight columns of the product. Instead the four groups of a chunk take a
 // column each (column 2 g; B is zero elsewhere), all 16 steps add up in one accumulator, and lane q finds the sum of group q
 // in its registers 0 (row r) and 2 (row r + 8): every lane scales one group, and two exchanges add the four.
-template <int kCols>
-struct UnitInput {
-  uint32_t b[kChunkGroups][8];                   // B operands: registers 2 j and 2 j + 1 of step j
-  float sum[kCols == 1 ? 1 : 2 * kChunkGroups];  // S of group q; or of each group for columns 2q, 2q + 1
+//
+// One row: lanes of a column read their operand from the staged row, the others read zeros, by address.
+struct OneRowInput {
+  const uint4* from[kChunkGroups];
+  float sum;  // S of group q
 
-  __device__ __forceinline__ void load(const StagedInput<kCols>& x, int chunk) {
-    const int lane = static_cast<int>(threadIdx.x % 32), r = lane / 4, q = lane % 4, first = chunk * kChunkGroups;
-    if constexpr (kCols == 1) {
-      const uint4* from = x.pieces + (first + r / 2) * 8 + q;
-      const uint4 low = from[0], high = from[4];
-      const uint32_t mine[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  __device__ __forceinline__ void load(const StagedInput<1>& x, const uint4* zeros, int chunk) {
+    const unsigned lane = threadIdx.x % 32, r = lane / 4, q = lane % 4;
 #pragma unroll
-      for (int g = 0; g < kChunkGroups; ++g)
+    for (int g = 0; g < kChunkGroups; ++g) from[g] = r == 2 * g ? x.pieces + (chunk * kChunkGroups + g) * 8 + q : zeros;
+    sum = x.sums[chunk * kChunkGroups + q];
+  }
+};
+// Up to eight rows: a column each.
+struct RowsInput {
+  uint32_t b[kChunkGroups][8];  // B operands: registers 2 j and 2 j + 1 of step j
+  float sum[2 * kChunkGroups];  // S of each group for columns 2q, 2q + 1
+
+  __device__ __forceinline__ void load(const StagedInput<8>& x, const uint4* /*zeros*/, int chunk) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) b[g][i] = r == 2 * g ? mine[i] : 0;
-      sum[0] = x.sums[first + q];
-    } else {
-#pragma unroll
-      for (int g = 0; g < kChunkGroups; ++g) {
-        x.load(first + g, b[g]);
-        const float2 s = *reinterpret_cast<const float2*>(x.sums + (first + g) * kCols + 2 * q);
-        sum[2 * g] = s.x;
-        sum[2 * g + 1] = s.y;
-      }
+    for (int g = 0; g < kChunkGroups; ++g) {
+      const int group = chunk * kChunkGroups + g;
+      x.load(group, b[g]);
+      const float2 s = *reinterpret_cast<const float2*>(x.sums + group * 8 + 2 * (threadIdx.x % 4));
+      sum[2 * g] = s.x;
+      sum[2 * g + 1] = s.y;
     }
   }
 };
+template <int kCols>
+struct UnitInputOf {
+  using type = RowsInput;
+};
+template <>
+struct UnitInputOf<1> {
+  using type = OneRowInput;
+};
+template <int kCols>
+using UnitInput = typename UnitInputOf<kCols>::type;
+inline constexpr int kZeroPieces = 8;  // what OneRowInput reads where a column is not its own
 
 // A warp's sums over a unit: fragment rows r (low) and r + 8 (high) of its columns.
 template <int kCols>
@@ -232,21 +224,21 @@ __device__ __forceinline__ UnitSums<kCols> multiply_unit(const uint4* codes, con
   UnitSums<kCols> out;
   if constexpr (kCols == 1) {
     // The offset 1024 of the codes leaves through the start value; two accumulators halve the chain of products.
-    const float start = -1024.0f * x.sum[0];
+    const float start = -1024.0f * x.sum;
     float even[4] = {start, 0, start, 0}, odd[4] = {};
 #pragma unroll
     for (int g = 0; g < kChunkGroups; ++g) {
       const GroupWeights<kBits> w(codes + g * kGroupCodes);
+      const uint4 low = x.from[g][0], high = x.from[g][4];
       uint32_t a[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        w.step(j, a);
-        mma_f16(j % 2 ? odd : even, a, x.b[g][2 * j], x.b[g][2 * j + 1]);
-      }
+      w.step(0, a), mma_f16(even, a, low.x, low.y);
+      w.step(1, a), mma_f16(odd, a, low.z, low.w);
+      w.step(2, a), mma_f16(even, a, high.x, high.y);
+      w.step(3, a), mma_f16(odd, a, high.z, high.w);
     }
     const uint2 scale = scales[q * 8 + r];
-    float low = low_bf16(scale.x) * (even[0] + odd[0]) + high_bf16(scale.x) * x.sum[0];
-    float high = kHighFactor * low_bf16(scale.y) * (even[2] + odd[2]) + high_bf16(scale.y) * x.sum[0];
+    float low = low_bf16(scale.x) * (even[0] + odd[0]) + high_bf16(scale.x) * x.sum;
+    float high = kHighFactor * low_bf16(scale.y) * (even[2] + odd[2]) + high_bf16(scale.y) * x.sum;
     low += __shfl_xor_sync(0xffffffffu, low, 1);
     high += __shfl_xor_sync(0xffffffffu, high, 1);
     out.low[0] = low + __shfl_xor_sync(0xffffffffu, low, 2);
@@ -307,6 +299,8 @@ class UnitWalk {
     chunk_step_ = kStreamWarps % chunks;
     slot_ = tile_ % slots;
     parity_ = static_cast<uint32_t>(tile_ / slots) & 1;
+    // Here, before the wait for the activations, and not where they are first used.
+    asm volatile("" : "+r"(tile_), "+r"(chunk_), "+r"(tile_step_), "+r"(chunk_step_), "+r"(slot_), "+r"(parity_));
   }
   __device__ int tile() const { return tile_; }
   __device__ int chunk() const { return chunk_; }
