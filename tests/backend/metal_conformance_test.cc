@@ -2,6 +2,8 @@
 // softmetal's memory checks.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/backend/expect_conforms.h"
 #include "tests/backend/metal_device.h"
 
@@ -61,6 +63,34 @@ TEST(MetalConformance, GeneralLayoutWithSeveralRanges) {
   options.stages = {"attend"};
   options.batches = {{"decode at 1300", {{1300, 1}}}, {"decode of 2", {{3, 1}, {700, 1}}}};
   expect_conforms(backend(), model, options);
+}
+
+// The real widths, one layer of each kind: 2,048 wide, 256 experts, a vocabulary of 248,320.
+TEST(MetalRealWidths, Decode) {
+  const MetalDevice device("m4max");
+  ModelShape shape = real_shape(4);
+  shape.layer_kinds = {LayerKind::kGatedDeltaNet, LayerKind::kAttention};
+  const RandomModel model(shape, 14);
+  ConformanceOptions options;
+  options.batches = {{"decode at 70", {{70, 1}}}};
+  expect_conforms(backend(), model, options);
+}
+
+// The prefill forms take minutes on softmetal: --gtest_also_run_disabled_tests.
+TEST(MetalRealWidths, DISABLED_Prefill) {
+  ModelShape shape = real_shape(4);
+  shape.layer_kinds = {LayerKind::kGatedDeltaNet, LayerKind::kAttention};
+  const RandomModel model(shape, 15);
+  for (const char* chip : {"m5max", "m4max"}) {
+    const MetalDevice device(chip);
+    MetalTestOptions test_options;
+    test_options.tensor_check_rows = 17;
+    ConformanceOptions options;
+    options.batches = {{"prefill 33 at 40", {{40, 33}}}};
+    options.stages = {"project_gdn",      "mix_gdn", "project_attention", "prepare_attention", "attend",
+                      "project_residual", "route",   "experts_up",        "experts_down"};
+    expect_conforms(backend(test_options), model, options);
+  }
 }
 
 class MetalAblation : public ::testing::TestWithParam<std::string> {};

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "backend/metal/hazards.h"
 #include "backend/metal/kernel_sources.h"
 #include "backend/metal/options.h"

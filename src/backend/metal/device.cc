@@ -11,9 +11,7 @@ namespace {
 
 std::string text_of(const NS::String* string) { return string ? string->utf8String() : ""; }
 
-std::string text_of(NS::Error* error) {
-  return error ? text_of(error->localizedDescription()) : "no reason given";
-}
+std::string text_of(NS::Error* error) { return error ? text_of(error->localizedDescription()) : "no reason given"; }
 
 NS::SharedPtr<MTL::Device> open_device() {
   auto device = NS::TransferPtr(MTL::CreateSystemDefaultDevice());
@@ -85,8 +83,8 @@ Device::Device() {
 
 bool Device::load_tensor_library(std::string& reason) {
   const AutoreleaseScope pool;
-  auto library = load_library(device_.get(), "calla_tensor_kernels", tensor_kernel_source(), MTL::LanguageVersion4_0,
-                              reason);
+  auto library =
+      load_library(device_.get(), "calla_tensor_kernels", tensor_kernel_source(), MTL::LanguageVersion4_0, reason);
   if (!library) return false;
   libraries_.push_back(std::move(library));
   return true;

@@ -40,10 +40,10 @@ struct Kernel {
 };
 
 struct DeviceTraits {
-  std::string name;            // "Apple M4 Max"
-  std::string architecture;    // "applegpu_g16s"; empty where the system does not tell
-  int generation = 0;          // 13 for M1 ... 17 for M5; 0 if unknown
-  bool tensor_ops = false;     // matrix units that Metal 4 tensor operations reach, with the lane layout we know
+  std::string name;          // "Apple M4 Max"
+  std::string architecture;  // "applegpu_g16s"; empty where the system does not tell
+  int generation = 0;        // 13 for M1 ... 17 for M5; 0 if unknown
+  bool tensor_ops = false;   // matrix units that Metal 4 tensor operations reach, with the lane layout we know
   size_t max_buffer_bytes = 0;
   size_t working_set_bytes = 0;  // what the GPU may hold at once
 };

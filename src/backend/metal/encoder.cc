@@ -19,8 +19,8 @@ void StepEncoder::open() {
   const AutoreleaseScope pool;
   command_buffer_ = NS::RetainPtr(device_.queue()->commandBufferWithUnretainedReferences());
   if (!command_buffer_) throw DeviceError("Metal: the queue gave no command buffer");
-  encoder_ = NS::RetainPtr(command_buffer_->computeCommandEncoder(
-      options_.serial ? MTL::DispatchTypeSerial : MTL::DispatchTypeConcurrent));
+  encoder_ = NS::RetainPtr(
+      command_buffer_->computeCommandEncoder(options_.serial ? MTL::DispatchTypeSerial : MTL::DispatchTypeConcurrent));
   if (!encoder_) throw DeviceError("Metal: the command buffer gave no encoder");
   if (fence_updated_) encoder_->waitForFence(fence_.get());
   hazards_.clear();

@@ -31,9 +31,9 @@ struct Grid {
 };
 
 struct EncoderOptions {
-  bool serial = false;           // the control of `concurrent`: one dispatch after the other
-  double work_limit = 64e9;      // multiply-adds in one command buffer: a few ms on a fast GPU, some 50 ms on an M1
-  int drop_barrier = -1;         // tests: leave out this barrier of each step
+  bool serial = false;       // the control of `concurrent`: one dispatch after the other
+  double work_limit = 64e9;  // multiply-adds in one command buffer: a few ms on a fast GPU, some 50 ms on an M1
+  int drop_barrier = -1;     // tests: leave out this barrier of each step
 };
 
 // What a step took; for tests and `calla bench`.
@@ -87,11 +87,11 @@ class StepEncoder {
   const EncoderOptions options_;
   NS::SharedPtr<MTL::Fence> fence_;
   bool fence_updated_ = false;
-  NS::SharedPtr<MTL::CommandBuffer> command_buffer_;       // being recorded, or none
+  NS::SharedPtr<MTL::CommandBuffer> command_buffer_;  // being recorded, or none
   NS::SharedPtr<MTL::ComputeCommandEncoder> encoder_;
   std::vector<NS::SharedPtr<MTL::CommandBuffer>> committed_;
   HazardTracker hazards_;
-  std::vector<ByteRange> reads_;   // of the dispatch being encoded; kept for their memory
+  std::vector<ByteRange> reads_;  // of the dispatch being encoded; kept for their memory
   std::vector<ByteRange> writes_;
   double work_ = 0;
   int barriers_ = 0;

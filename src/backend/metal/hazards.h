@@ -28,7 +28,7 @@ class HazardTracker {
  private:
   bool conflicts(std::span<const ByteRange> reads, std::span<const ByteRange> writes) const;
 
-  std::vector<ByteRange> read_;     // since the last barrier
+  std::vector<ByteRange> read_;  // since the last barrier
   std::vector<ByteRange> written_;
 };
 

@@ -21,9 +21,12 @@ SlotType type_of(Slot slot) {
     case Slot::kGdnB:
     case Slot::kExpertWeights:
     case Slot::kSharedGate:
-    case Slot::kLogits: return SlotType::kFloat;
-    case Slot::kExpertIds: return SlotType::kInt;
-    default: return SlotType::kBf16;
+    case Slot::kLogits:
+      return SlotType::kFloat;
+    case Slot::kExpertIds:
+      return SlotType::kInt;
+    default:
+      return SlotType::kBf16;
   }
 }
 
@@ -176,8 +179,8 @@ void MetalBackend::allocate_state(const StateMemoryPlan& plan) {
   pool_.emplace(device_, shape_, plan);
   // A sequence's table has an entry for every page it can see; sequences may share pages.
   const int context_pages = (shape_.max_context + kKvPageRows - 1) / kKvPageRows;
-  const size_t table = static_cast<size_t>(std::min(plan.recurrent_slots, options_.max_rows)) *
-                       std::min(plan.kv_pages, context_pages);
+  const size_t table =
+      static_cast<size_t>(std::min(plan.recurrent_slots, options_.max_rows)) * std::min(plan.kv_pages, context_pages);
   for (StepBuffers& step : steps_) step.pages = device_.allocate(table * sizeof(int32_t), "page table");
   const int most_keys = std::min(plan.kv_pages * kKvPageRows, shape_.max_context);
   const int most_splits = std::max(policy_.splits(most_keys), policy_.splits(policy_.fixed_block_from - 1));
@@ -338,7 +341,9 @@ void MetalBackend::read_slot(Slot which, std::span<float> out) {
   synchronise();
   const BufferSpan& span = which == Slot::kLogits ? step().logits : slot(which);
   switch (type_of(which)) {
-    case SlotType::kFloat: std::copy_n(span.as<float>(), out.size(), out.begin()); break;
+    case SlotType::kFloat:
+      std::copy_n(span.as<float>(), out.size(), out.begin());
+      break;
     case SlotType::kInt:
       std::transform(span.as<int32_t>(), span.as<int32_t>() + out.size(), out.begin(),
                      [](int32_t v) { return static_cast<float>(v); });
@@ -353,11 +358,15 @@ void MetalBackend::write_slot(Slot which, std::span<const float> in) {
   synchronise();
   const BufferSpan& span = which == Slot::kLogits ? step().logits : slot(which);
   switch (type_of(which)) {
-    case SlotType::kFloat: std::copy(in.begin(), in.end(), span.as<float>()); break;
+    case SlotType::kFloat:
+      std::copy(in.begin(), in.end(), span.as<float>());
+      break;
     case SlotType::kInt:
       std::transform(in.begin(), in.end(), span.as<int32_t>(), [](float v) { return static_cast<int32_t>(v); });
       break;
-    case SlotType::kBf16: std::transform(in.begin(), in.end(), span.as<bf16>(), to_bf16); break;
+    case SlotType::kBf16:
+      std::transform(in.begin(), in.end(), span.as<bf16>(), to_bf16);
+      break;
   }
 }
 

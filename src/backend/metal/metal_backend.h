@@ -107,8 +107,8 @@ class MetalBackend final : public Backend {
     BufferSpan pair_out;       // [R, 9, H] bf16
     BufferSpan partials;       // decode attention, ranges
     BufferSpan sums;
-    BufferSpan slice_max;      // SliceMax [heads, slices]
-    BufferSpan expanded[3];    // only with fused-dequant ablated: gate, up, down of a layer, bf16
+    BufferSpan slice_max;    // SliceMax [heads, slices]
+    BufferSpan expanded[3];  // only with fused-dequant ablated: gate, up, down of a layer, bf16
   };
 
   // Kernels that depend on nothing but the options.
@@ -188,13 +188,13 @@ class MetalBackend final : public Backend {
   int head_count_ = 0;
   std::vector<SequenceRows> sequences_;
   int max_sequence_rows_ = 0;
-  int max_keys_ = 0;          // of a row
+  int max_keys_ = 0;  // of a row
   int tile_count_ = 0;
   std::vector<double> tile_work_;  // multiply-adds of each attention tile and query head
   int deferred_prepare_ = -1;      // layer whose prepare_attention waits for attend
   int expert_tile_ = 16;
   EncoderCounts step_counts_;
-  StepId failed_until_ = 0;        // steps up to here are lost
+  StepId failed_until_ = 0;  // steps up to here are lost
 };
 
 }  // namespace calla::metal

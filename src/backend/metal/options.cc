@@ -29,7 +29,8 @@ constexpr std::array<std::pair<const char*, bool Ablations::*>, 12> kNames = {{
 Ablations parse_ablations(const std::vector<std::string>& names) {
   Ablations ablations;
   for (const std::string& name : names) {
-    const auto found = std::find_if(kNames.begin(), kNames.end(), [&](const auto& entry) { return name == entry.first; });
+    const auto found =
+        std::find_if(kNames.begin(), kNames.end(), [&](const auto& entry) { return name == entry.first; });
     if (found == kNames.end()) {
       std::string known;
       for (const auto& entry : kNames) known += (known.empty() ? "" : ", ") + std::string(entry.first);

@@ -15,15 +15,15 @@
 namespace calla {
 namespace mtl {
 
-CALLA_CONSTANT int kLanes = 32;             // threads of a simdgroup
-CALLA_CONSTANT int kHeadSize = 256;         // attention head_dim
-CALLA_CONSTANT int kRotaryPairs = 32;       // rotary dims / 2
-CALLA_CONSTANT int kStateSize = 128;        // GDN: key rows and value columns of a state
-CALLA_CONSTANT int kTopExperts = 8;         // routed experts a token
+CALLA_CONSTANT int kLanes = 32;               // threads of a simdgroup
+CALLA_CONSTANT int kHeadSize = 256;           // attention head_dim
+CALLA_CONSTANT int kRotaryPairs = 32;         // rotary dims / 2
+CALLA_CONSTANT int kStateSize = 128;          // GDN: key rows and value columns of a state
+CALLA_CONSTANT int kTopExperts = 8;           // routed experts a token
 CALLA_CONSTANT int kPairs = kTopExperts + 1;  // routed experts and the shared one
-CALLA_CONSTANT int kPageRows = 64;          // KV rows a page
-CALLA_CONSTANT int kTaps = 4;               // causal convolution
-CALLA_CONSTANT int kMaxExperts = 1024;      // router_topk keeps one bit per lane for every 32 experts
+CALLA_CONSTANT int kPageRows = 64;            // KV rows a page
+CALLA_CONSTANT int kTaps = 4;                 // causal convolution
+CALLA_CONSTANT int kMaxExperts = 1024;        // router_topk keeps one bit per lane for every 32 experts
 
 // Row-parallel GEMV: two simdgroups a threadgroup, each with these many output rows.
 CALLA_CONSTANT int kQmvSimdgroups = 2;
@@ -42,24 +42,24 @@ CALLA_CONSTANT int kScanColumns = 4;         // gdn_scan: simdgroups, hence colu
 CALLA_CONSTANT int kSdpaSimdgroups = 8;
 CALLA_CONSTANT int kFixedBlockKeys = 512;
 CALLA_CONSTANT int kFixedBlockFrom = 32768;
-CALLA_CONSTANT int kPackedHeads = 4;         // query heads that share each KV row load
+CALLA_CONSTANT int kPackedHeads = 4;  // query heads that share each KV row load
 
 // Prefill attention: query rows (four simdgroups of 8) and keys of a tile. 16 keys never straddle a page.
 CALLA_CONSTANT int kAttnTileRows = 32;
 CALLA_CONSTANT int kAttnTileKeys = 16;
 
-CALLA_CONSTANT int kLastTokenStride = 4;     // a slot's last picked token has a 16-byte word for itself
-CALLA_CONSTANT int kPickThreads = 1024;      // pick_token
-CALLA_CONSTANT int kPickSlice = 4096;        // logits that a threadgroup of pick_max looks at
-CALLA_CONSTANT int kPickCandidates = 1024;   // sorted on chip by pick_token
+CALLA_CONSTANT int kLastTokenStride = 4;    // a slot's last picked token has a 16-byte word for itself
+CALLA_CONSTANT int kPickThreads = 1024;     // pick_token
+CALLA_CONSTANT int kPickSlice = 4096;       // logits that a threadgroup of pick_max looks at
+CALLA_CONSTANT int kPickCandidates = 1024;  // sorted on chip by pick_token
 
 // --- records in the step buffer ---------------------------------------------------------------------------------
 
 struct RowInfo {
-  int token;      // or -1: the last token that `slot` picked
-  int slot;       // recurrent slot
-  int position;   // in its sequence
-  int pages;      // index of its sequence's first entry in the page table
+  int token;     // or -1: the last token that `slot` picked
+  int slot;      // recurrent slot
+  int position;  // in its sequence
+  int pages;     // index of its sequence's first entry in the page table
 };
 
 struct SequenceInfo {
@@ -77,7 +77,7 @@ struct AttentionTile {
 struct HeadInfo {
   int row;
   int slot;
-  int pick;            // 0: logits only
+  int pick;  // 0: logits only
   int top_k;
   float temperature;
   float top_p;
@@ -86,15 +86,15 @@ struct HeadInfo {
   float frequency_penalty;
   float repetition_penalty;
   int has_penalties;
-  int mask;            // index of the head's first word in the mask buffer, or -1
+  int mask;  // index of the head's first word in the mask buffer, or -1
   uint32_t seed_low;
   uint32_t seed_high;
-  int position;        // of the token to be picked
+  int position;  // of the token to be picked
 };
 
 // One tile of the grouped expert GEMM: rows [first, first + count) of the sorted list belong to `expert`.
 struct ExpertBlock {
-  int expert;   // == experts: the shared expert
+  int expert;  // == experts: the shared expert
   int first;
   int count;
 };
@@ -142,10 +142,10 @@ struct TopkParams {
 struct ExpertsParams {
   MatrixShape expert;  // of one expert
   MatrixShape shared;
-  int in_stride;       // elements a row of the input
+  int in_stride;  // elements a row of the input
   int out_stride;
   int experts;
-  int pair_stride;     // experts_qmv: elements between the inputs of a row's experts (0: all read the same)
+  int pair_stride;  // experts_qmv: elements between the inputs of a row's experts (0: all read the same)
 };
 
 struct GdnParams {
@@ -153,9 +153,9 @@ struct GdnParams {
   int value_heads;
   int conv_width;
   int mixed_stride;
-  int layer;           // among the GDN layers
+  int layer;  // among the GDN layers
   int layers;
-  int first_row;       // gdn_scan: rows [first_row, first_row + rows) of each sequence
+  int first_row;  // gdn_scan: rows [first_row, first_row + rows) of each sequence
   int rows;
   float eps;
 };
@@ -163,13 +163,13 @@ struct GdnParams {
 struct AttentionParams {
   int q_heads;
   int kv_heads;
-  int layer;           // among the attention layers
+  int layer;  // among the attention layers
   int layers;
   int mixed_stride;
-  int splits;          // general layout: key ranges; fixed layout: blocks
-  int parts;           // prepare_qkv: bit 0 q, bit 1 k, bit 2 v
-  int first_tile;      // sdpa_tile: of this dispatch
-  int first_row;       // sdpa_decode, sdpa_merge: of this dispatch
+  int splits;      // general layout: key ranges; fixed layout: blocks
+  int parts;       // prepare_qkv: bit 0 q, bit 1 k, bit 2 v
+  int first_tile;  // sdpa_tile: of this dispatch
+  int first_row;   // sdpa_decode, sdpa_merge: of this dispatch
   float eps;
 };
 
@@ -184,7 +184,7 @@ struct GroupParams {
   int rows;
   int experts;
   int tile_rows;
-  int up_tiles;        // tiles of outputs in experts_up
+  int up_tiles;  // tiles of outputs in experts_up
   int down_tiles;
 };
 

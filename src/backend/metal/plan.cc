@@ -49,9 +49,9 @@ class Planner {
   }
 
   const Kernel& rmsnorm_qmv(std::array<int, 4> bits, bool gather, bool write_normed) {
-    return device_.kernel("rmsnorm_qmv", {int_constant(0, bits[0]), int_constant(1, bits[1]), int_constant(2, bits[2]),
-                                          int_constant(3, bits[3]), bool_constant(4, gather),
-                                          bool_constant(5, write_normed)});
+    return device_.kernel("rmsnorm_qmv",
+                          {int_constant(0, bits[0]), int_constant(1, bits[1]), int_constant(2, bits[2]),
+                           int_constant(3, bits[3]), bool_constant(4, gather), bool_constant(5, write_normed)});
   }
 
   TileKernels tiles(const std::string& name, std::initializer_list<FunctionConstant> constants) {

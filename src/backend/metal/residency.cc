@@ -5,8 +5,8 @@
 namespace calla::metal {
 namespace {
 
-constexpr std::chrono::milliseconds kBeat{500};        // macOS unwires after about a second
-constexpr int64_t kKeepMilliseconds = 3 * 60 * 1000;   // then an idle engine gives the memory back
+constexpr std::chrono::milliseconds kBeat{500};       // macOS unwires after about a second
+constexpr int64_t kKeepMilliseconds = 3 * 60 * 1000;  // then an idle engine gives the memory back
 
 std::string gigabytes(size_t bytes) {
   char text[32];

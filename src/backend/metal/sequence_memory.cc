@@ -77,8 +77,8 @@ void SequenceMemory::copy_recurrent(StepEncoder& encoder, int from, int to) {
   for (size_t i = 0; i < source.size(); ++i) {
     const auto words = static_cast<uint32_t>(source[i].bytes / kWord);
     if (words == 0) continue;
-    encoder.dispatch(copy_, mtl::CopyParams{words, words}, {reads(source[i]), writes(target[i])},
-                     {(words + 255) / 256}, 256);
+    encoder.dispatch(copy_, mtl::CopyParams{words, words}, {reads(source[i]), writes(target[i])}, {(words + 255) / 256},
+                     256);
   }
   std::copy_n(phases_.begin() + static_cast<std::ptrdiff_t>(from) * layers_, layers_,
               phases_.begin() + static_cast<std::ptrdiff_t>(to) * layers_);
@@ -120,7 +120,8 @@ void SequenceMemory::export_recurrent(int slot, std::span<std::byte> out) const 
   }
   // The last of the four words of the last token is free: it takes the phase, the same in all layers between steps.
   const int32_t phase_now = layers_ > 0 ? phase(0, slot) : 0;
-  for (int layer = 0; layer < layers_; ++layer) check(phase(layer, slot) == phase_now, "export in the middle of a step");
+  for (int layer = 0; layer < layers_; ++layer)
+    check(phase(layer, slot) == phase_now, "export in the middle of a step");
   std::memcpy(out.data() + at - sizeof(int32_t), &phase_now, sizeof(phase_now));
 }
 
@@ -170,8 +171,7 @@ void SequenceMemory::write_gdn(int gdn_layer, int slot, std::span<const float> s
   for (int head = 0; head < shape_.gdn_value_heads; ++head) {
     for (int column = 0; column < kGdnHeadDim; ++column) {
       for (int row = 0; row < kGdnHeadDim; ++row) {
-        to[head * kStateFloats + column * kGdnHeadDim + row] =
-            state[head * kStateFloats + row * kGdnHeadDim + column];
+        to[head * kStateFloats + column * kGdnHeadDim + row] = state[head * kStateFloats + row * kGdnHeadDim + column];
       }
     }
   }
@@ -182,12 +182,14 @@ void SequenceMemory::write_gdn(int gdn_layer, int slot, std::span<const float> s
 bf16* SequenceMemory::kv_row(int attention_layer, int page, int which, int head, int row) const {
   const size_t index =
       (((static_cast<size_t>(page) * shape_.attention_layers() + attention_layer) * 2 + which) * shape_.kv_heads +
-       head) * kKvPageRows + row;
+       head) *
+          kKvPageRows +
+      row;
   return kv_.as<bf16>() + index * kHeadDim;
 }
 
 void SequenceMemory::read_kv(int attention_layer, std::span<const int32_t> pages, int rows, std::span<float> k,
-                        std::span<float> v) const {
+                             std::span<float> v) const {
   for (int head = 0; head < shape_.kv_heads; ++head) {
     for (int row = 0; row < rows; ++row) {
       const size_t at = (static_cast<size_t>(head) * rows + row) * kHeadDim;
@@ -200,7 +202,7 @@ void SequenceMemory::read_kv(int attention_layer, std::span<const int32_t> pages
 }
 
 void SequenceMemory::write_kv(int attention_layer, std::span<const int32_t> pages, int rows, std::span<const float> k,
-                         std::span<const float> v) {
+                              std::span<const float> v) {
   for (int head = 0; head < shape_.kv_heads; ++head) {
     for (int row = 0; row < rows; ++row) {
       const size_t at = (static_cast<size_t>(head) * rows + row) * kHeadDim;

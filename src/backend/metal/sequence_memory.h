@@ -53,7 +53,7 @@ class SequenceMemory {
 
   const ModelShape& shape_;
   const StateMemoryPlan plan_;
-  const int layers_;        // GDN
+  const int layers_;  // GDN
   const int count_stride_;
   const size_t state_bytes_;  // of a slot, all layers
   const size_t tail_bytes_;

@@ -48,8 +48,7 @@ void MetalBackend::dispatch_prepare(int layer) {
     encoder_.dispatch(*kernels_.prepare_qkv, params,
                       {reads(slot(Slot::kAttnQGate)), reads(slot(Slot::kAttnK)), reads(slot(Slot::kAttnV)),
                        constant(attention.q_norm), constant(attention.k_norm), constant(plan_.rope_frequencies),
-                       constant(step().rows), constant(step().pages), writes(slot(Slot::kAttnQ)),
-                       writes(pool_->kv())},
+                       constant(step().rows), constant(step().pages), writes(slot(Slot::kAttnQ)), writes(pool_->kv())},
                       {(heads + 3) / 4, static_cast<size_t>(rows_)}, 128);
   }
 }
@@ -80,20 +79,20 @@ void MetalBackend::attend_rows(const LayerPlan& plan, bool fold) {
   StepBuffers& now = step();
   for (params.first_row = 0; params.first_row < rows_; params.first_row += policy_.sdpa_rows) {
     const auto rows = static_cast<size_t>(std::min(policy_.sdpa_rows, rows_ - params.first_row));
-    encoder_.dispatch(*kernels_.sdpa_decode[single ? 1 : 0][fold ? 1 : 0][fixed ? 1 : 0], params,
-                      {reads(slot(Slot::kAttnQGate)), reads(slot(Slot::kAttnK)), reads(slot(Slot::kAttnV)),
-                       constant(attention.q_norm), constant(attention.k_norm), constant(plan_.rope_frequencies),
-                       constant(now.rows), constant(now.pages),
-                       fold ? writes(slot(Slot::kAttnQ)) : reads(slot(Slot::kAttnQ)),
-                       fold ? updates(pool_->kv()) : reads(pool_->kv()), writes(scratch_.partials),
-                       writes(scratch_.sums), writes(slot(Slot::kMixed))},
-                      {static_cast<size_t>(params.splits), groups, rows}, mtl::kSdpaSimdgroups * mtl::kLanes,
-                      2.0 * shape_.q_heads * kHeadDim * max_keys_ * static_cast<double>(rows));
+    encoder_.dispatch(
+        *kernels_.sdpa_decode[single ? 1 : 0][fold ? 1 : 0][fixed ? 1 : 0], params,
+        {reads(slot(Slot::kAttnQGate)), reads(slot(Slot::kAttnK)), reads(slot(Slot::kAttnV)),
+         constant(attention.q_norm), constant(attention.k_norm), constant(plan_.rope_frequencies), constant(now.rows),
+         constant(now.pages), fold ? writes(slot(Slot::kAttnQ)) : reads(slot(Slot::kAttnQ)),
+         fold ? updates(pool_->kv()) : reads(pool_->kv()), writes(scratch_.partials), writes(scratch_.sums),
+         writes(slot(Slot::kMixed))},
+        {static_cast<size_t>(params.splits), groups, rows}, mtl::kSdpaSimdgroups * mtl::kLanes,
+        2.0 * shape_.q_heads * kHeadDim * max_keys_ * static_cast<double>(rows));
     if (single) continue;
-    encoder_.dispatch(*kernels_.sdpa_merge, params,
-                      {reads(scratch_.partials), reads(scratch_.sums), reads(slot(Slot::kAttnQGate)),
-                       writes(slot(Slot::kMixed))},
-                      {static_cast<size_t>(shape_.q_heads), rows}, kHeadDim);
+    encoder_.dispatch(
+        *kernels_.sdpa_merge, params,
+        {reads(scratch_.partials), reads(scratch_.sums), reads(slot(Slot::kAttnQGate)), writes(slot(Slot::kMixed))},
+        {static_cast<size_t>(shape_.q_heads), rows}, kHeadDim);
   }
 }
 

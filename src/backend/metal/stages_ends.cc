@@ -43,10 +43,10 @@ void MetalBackend::pick() {
   params.slices = (shape_.vocab + mtl::kPickSlice - 1) / mtl::kPickSlice;
   params.count_stride = pool_->count_stride();
   const auto heads = static_cast<size_t>(head_count_);
-  encoder_.dispatch(*kernels_.pick_max, params,
-                    {reads(now.logits), reads(pool_->counts()), constant(now.masks), constant(now.heads),
-                     writes(scratch_.slice_max)},
-                    {static_cast<size_t>(params.slices), heads}, 256);
+  encoder_.dispatch(
+      *kernels_.pick_max, params,
+      {reads(now.logits), reads(pool_->counts()), constant(now.masks), constant(now.heads), writes(scratch_.slice_max)},
+      {static_cast<size_t>(params.slices), heads}, 256);
   encoder_.dispatch(*kernels_.pick_token, params,
                     {reads(now.logits), updates(pool_->counts()), constant(now.masks), constant(now.heads),
                      reads(scratch_.slice_max), writes(now.picked), updates(pool_->last_tokens())},

@@ -96,20 +96,19 @@ void MetalBackend::mix_gdn(int layer) {
   const auto rows = static_cast<size_t>(rows_);
 
   if (max_sequence_rows_ == 1 && !ablations_.fused_chains) {
-    encoder_.dispatch(*kernels_.gdn_step, params,
-                      {reads(slot(Slot::kGdnQkv)), reads(slot(Slot::kGdnZ)), reads(slot(Slot::kGdnA)),
-                       reads(slot(Slot::kGdnB)), constant(gdn.conv), constant(gdn.a_log), constant(gdn.dt_bias),
-                       constant(gdn.norm), constant(now.sequences), constant(phases), updates(pool_->tails()),
-                       updates(pool_->states()), writes(slot(Slot::kMixed))},
-                      {heads, rows}, mtl::kGdnStepSimdgroups * mtl::kLanes);
+    encoder_.dispatch(
+        *kernels_.gdn_step, params,
+        {reads(slot(Slot::kGdnQkv)), reads(slot(Slot::kGdnZ)), reads(slot(Slot::kGdnA)), reads(slot(Slot::kGdnB)),
+         constant(gdn.conv), constant(gdn.a_log), constant(gdn.dt_bias), constant(gdn.norm), constant(now.sequences),
+         constant(phases), updates(pool_->tails()), updates(pool_->states()), writes(slot(Slot::kMixed))},
+        {heads, rows}, mtl::kGdnStepSimdgroups * mtl::kLanes);
     return;
   }
   const size_t conv_heads = 2 * static_cast<size_t>(shape_.gdn_key_heads) + heads + 1;
   encoder_.dispatch(*kernels_.gdn_conv, params,
-                    {reads(slot(Slot::kGdnQkv)), reads(slot(Slot::kGdnA)), reads(slot(Slot::kGdnB)),
-                     constant(gdn.conv), constant(gdn.a_log), constant(gdn.dt_bias), constant(now.sequences),
-                     constant(now.sequence_of_row), constant(phases), updates(pool_->tails()),
-                     writes(scratch_.conv_out), writes(scratch_.gates)},
+                    {reads(slot(Slot::kGdnQkv)), reads(slot(Slot::kGdnA)), reads(slot(Slot::kGdnB)), constant(gdn.conv),
+                     constant(gdn.a_log), constant(gdn.dt_bias), constant(now.sequences), constant(now.sequence_of_row),
+                     constant(phases), updates(pool_->tails()), writes(scratch_.conv_out), writes(scratch_.gates)},
                     {(conv_heads + 3) / 4, rows}, 128);
   // One dispatch, the state in registers from the first row to the last; the control stops every 32 rows.
   const int piece = ablations_.register_scan ? 32 : max_sequence_rows_;
@@ -121,10 +120,10 @@ void MetalBackend::mix_gdn(int layer) {
                       {kGdnHeadDim / mtl::kScanColumns, heads, sequences_.size()}, mtl::kScanColumns * mtl::kLanes,
                       3.0 * kGdnHeadDim * kGdnHeadDim * shape_.gdn_value_heads * std::min(piece, rows_));
   }
-  encoder_.dispatch(*kernels_.gdn_gated_norm, params,
-                    {reads(scratch_.scan_out), reads(slot(Slot::kGdnZ)), constant(gdn.norm),
-                     writes(slot(Slot::kMixed))},
-                    {(heads + 3) / 4, rows}, 128);
+  encoder_.dispatch(
+      *kernels_.gdn_gated_norm, params,
+      {reads(scratch_.scan_out), reads(slot(Slot::kGdnZ)), constant(gdn.norm), writes(slot(Slot::kMixed))},
+      {(heads + 3) / 4, rows}, 128);
 }
 
 void MetalBackend::project_residual(int layer) {
@@ -137,12 +136,12 @@ void MetalBackend::project_residual(int layer) {
   }
   const BoundMatrix& m = out.matrix;
   const int rows_a_group = ablations_.row_parallel ? 64 : mtl::kQmvGroupRows;
-  encoder_.dispatch(plan.gdn ? *plan.gdn->project_out : *plan.attention->project_out,
-                    mtl::QmvParams{m.shape, shape_.mixer_width(), shape_.hidden},
-                    {reads(slot(Slot::kMixed)), constant(m.codes), constant(m.scales), constant(m.biases),
-                     updates(residual)},
-                    {static_cast<size_t>((m.shape.n + rows_a_group - 1) / rows_a_group), static_cast<size_t>(rows_)},
-                    64, m.weights() * rows_);
+  encoder_.dispatch(
+      plan.gdn ? *plan.gdn->project_out : *plan.attention->project_out,
+      mtl::QmvParams{m.shape, shape_.mixer_width(), shape_.hidden},
+      {reads(slot(Slot::kMixed)), constant(m.codes), constant(m.scales), constant(m.biases), updates(residual)},
+      {static_cast<size_t>((m.shape.n + rows_a_group - 1) / rows_a_group), static_cast<size_t>(rows_)}, 64,
+      m.weights() * rows_);
 }
 
 }  // namespace calla::metal

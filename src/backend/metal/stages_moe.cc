@@ -29,16 +29,17 @@ void MetalBackend::group_rows(int /*layer*/) {
   params.rows = rows_;
   params.experts = shape_.experts;
   params.tile_rows = expert_tile_;
-  params.up_tiles = static_cast<int>(ceil_div(std::max(shape_.expert_width, shape_.shared_expert_width), mtl::kTileN / 2));
+  params.up_tiles =
+      static_cast<int>(ceil_div(std::max(shape_.expert_width, shape_.shared_expert_width), mtl::kTileN / 2));
   params.down_tiles = static_cast<int>(ceil_div(shape_.hidden, mtl::kTileN));
   if (ablations_.gpu_routing) {
     group_rows_on_cpu(params);
     return;
   }
-  encoder_.dispatch(*kernels_.moe_group_rows, params,
-                    {reads(slot(Slot::kExpertIds)), writes(scratch_.sorted), writes(scratch_.blocks),
-                     writes(scratch_.groups)},
-                    {1}, 1024);
+  encoder_.dispatch(
+      *kernels_.moe_group_rows, params,
+      {reads(slot(Slot::kExpertIds)), writes(scratch_.sorted), writes(scratch_.blocks), writes(scratch_.groups)}, {1},
+      1024);
 }
 
 // The control of `gpu-routing`: stop, look at the choices, group them here, go on.
@@ -49,8 +50,7 @@ void MetalBackend::group_rows_on_cpu(const mtl::GroupParams& params) {
   auto* blocks = scratch_.blocks.as<mtl::ExpertBlock>();
   std::vector<std::vector<int32_t>> pairs(params.experts + 1);
   for (int row = 0; row < params.rows; ++row) {
-    for (int i = 0; i < kExpertsPerToken; ++i)
-      pairs[ids[row * kExpertsPerToken + i]].push_back(row * mtl::kPairs + i);
+    for (int i = 0; i < kExpertsPerToken; ++i) pairs[ids[row * kExpertsPerToken + i]].push_back(row * mtl::kPairs + i);
     pairs[params.experts].push_back(row * mtl::kPairs + kExpertsPerToken);
   }
   int first = 0;
@@ -189,11 +189,11 @@ void MetalBackend::experts_up_apart(const MoePlan& moe) {
   const BufferSpan gates = scratch_.pair_out.part(0, bytes);
   const BufferSpan ups = scratch_.pair_out.part(bytes, bytes);
   const auto projection = [&](const BoundMatrix& m, const BoundMatrix& shared, const BufferSpan& out) {
-    encoder_.dispatch(*moe.gate_up_apart, params,
-                      {reads(slot(Slot::kMoeInput)), reads(slot(Slot::kExpertIds)), constant(m.codes),
-                       constant(m.scales), constant(m.biases), constant(shared.codes), constant(shared.scales),
-                       constant(shared.biases), writes(out)},
-                      {ceil_div(width, mtl::kQmvGroupRows), static_cast<size_t>(rows_) * mtl::kPairs}, 64);
+    encoder_.dispatch(
+        *moe.gate_up_apart, params,
+        {reads(slot(Slot::kMoeInput)), reads(slot(Slot::kExpertIds)), constant(m.codes), constant(m.scales),
+         constant(m.biases), constant(shared.codes), constant(shared.scales), constant(shared.biases), writes(out)},
+        {ceil_div(width, mtl::kQmvGroupRows), static_cast<size_t>(rows_) * mtl::kPairs}, 64);
   };
   projection(moe.gate, moe.shared_gate, gates);
   projection(moe.up, moe.shared_up, ups);

@@ -1,6 +1,6 @@
 #pragma once
-// Before the tensor-op GEMMs are trusted, at every start: compilers and GPUs have been seen to get them wrong, silently,
-// and only at real sizes. A failure is no error: the simdgroup GEMMs take over, and the description says why.
+// Before the tensor-op GEMMs are trusted, at every start: compilers and GPUs have been seen to get them wrong,
+// silently, and only at real sizes. A failure is no error: the simdgroup GEMMs take over, and the description says why.
 #include <string>
 
 #include "backend/metal/plan.h"
@@ -9,9 +9,9 @@ namespace calla::metal {
 
 // Scratch memory that the check may overwrite.
 struct TensorCheckMemory {
-  BufferSpan input;      // rows * k bf16
-  BufferSpan expected;   // rows * n f32
-  BufferSpan result;     // rows * n f32
+  BufferSpan input;     // rows * k bf16
+  BufferSpan expected;  // rows * n f32
+  BufferSpan result;    // rows * n f32
 };
 
 // Compiles the tensor-op library, compares the lane layout that its kernels assume with what the system reports, and

@@ -71,8 +71,7 @@ std::vector<MemorySpan> plan_views(std::vector<MemorySpan> tensors, size_t page_
     throw DeviceError("Metal: a weight tensor of " + std::to_string(largest_tensor >> 20) +
                       " MB is longer than the longest buffer that this GPU allows (" +
                       std::to_string(largest_view >> 20) + " MB)");
-  std::sort(tensors.begin(), tensors.end(),
-            [](const MemorySpan& a, const MemorySpan& b) { return a.begin < b.begin; });
+  std::sort(tensors.begin(), tensors.end(), [](const MemorySpan& a, const MemorySpan& b) { return a.begin < b.begin; });
   std::vector<MemorySpan> spans;
   for (const MemorySpan& t : tensors) {
     if (!spans.empty() && t.begin <= spans.back().end) {

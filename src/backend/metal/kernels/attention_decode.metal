@@ -42,8 +42,8 @@ kernel void prepare_qkv(constant AttentionParams& p [[buffer(0)]], const device 
 // sdpa_decode: softmax(q k / 16) v of one row and kHeads query heads over a range of keys.
 //   q [R, Hq * 256]   kv pages   gate [R, Hq * 512] (second half of each head)   mixed [R, stride]
 //   partials [R, Hq, splits, 256] f32, and sums [R, Hq, splits] float2 (maximum, sum) when there is more than one range
-//   Launch    grid (splits, Hkv * 8 / kHeads, rows), threadgroup 256 = 8 simdgroups. General layout: simdgroup s takes keys
-//             s, s + 8, ... of its range. Fixed blocks: 512 keys a threadgroup, 64 (one page) a simdgroup.
+//   Launch    grid (splits, Hkv * 8 / kHeads, rows), threadgroup 256 = 8 simdgroups. General layout: simdgroup s takes
+//             keys s, s + 8, ... of its range. Fixed blocks: 512 keys a threadgroup, 64 (one page) a simdgroup.
 //   GQA       kHeads = 4 query heads share each load of a KV row; kHeads = 1 is the control of `gqa-packing`.
 //   Coalesced a simdgroup reads a row as 32 x 16 bytes; with kApart (control of `coalesced-kv`) lane l reads elements
 //             l, l + 32, ... two bytes at a time.
@@ -191,11 +191,11 @@ template <int kHeads, bool kApart>
   }
 }
 
-template [[host_name("sdpa_decode")]] [[kernel]] decltype(sdpa_decode<kPackedHeads, false>)
-    sdpa_decode<kPackedHeads, false>;
+// clang-format off
+template [[host_name("sdpa_decode")]] [[kernel]] decltype(sdpa_decode<kPackedHeads, false>) sdpa_decode<kPackedHeads, false>;
 template [[host_name("sdpa_decode_unpacked")]] [[kernel]] decltype(sdpa_decode<1, false>) sdpa_decode<1, false>;
-template [[host_name("sdpa_decode_apart")]] [[kernel]] decltype(sdpa_decode<kPackedHeads, true>)
-    sdpa_decode<kPackedHeads, true>;
+template [[host_name("sdpa_decode_apart")]] [[kernel]] decltype(sdpa_decode<kPackedHeads, true>) sdpa_decode<kPackedHeads, true>;
+// clang-format on
 
 // sdpa_merge: the ranges of sdpa_decode put together, and the output gate.
 //   partials [R, Hq, splits, 256] f32   sums [R, Hq, splits] float2   gate as above   mixed [R, stride] bf16
@@ -217,6 +217,7 @@ kernel void sdpa_merge(constant AttentionParams& p [[buffer(0)]], const device f
     total += weight * s[i].y;
     y += weight * part[i * kHeadSize];
   }
-  const float gate = float(q_gate[(row * uint(p.q_heads) + tg.x) * uint(2 * kHeadSize) + uint(kHeadSize) + thread_index]);
+  const float gate =
+      float(q_gate[(row * uint(p.q_heads) + tg.x) * uint(2 * kHeadSize) + uint(kHeadSize) + thread_index]);
   mixed[row * uint(p.mixed_stride) + tg.x * uint(kHeadSize) + thread_index] = bfloat(y / total * sigmoid(gate));
 }

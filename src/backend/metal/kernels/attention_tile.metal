@@ -49,7 +49,7 @@ kernel void sdpa_tile(constant AttentionParams& p [[buffer(0)]], const device bf
                               uint(p.q_heads * kHeadSize)};
   load_rows(q_rows, tile.rows, kAttnTileRows, query, int(thread_index));
 
-  const int my_row = int(lane & 16) / 4 + int(lane) / 2 % 4;   // of the simdgroup's eight
+  const int my_row = int(lane & 16) / 4 + int(lane) / 2 % 4;    // of the simdgroup's eight
   const int my_column = int(lane & 8) / 2 + int(lane) % 2 * 2;  // of a matrix's eight, and the next
   const int my_position = first.position + int(sg) * 8 + my_row;
   simdgroup_matrix<float, 8, 8> out[kHeadSize / 8];
@@ -59,8 +59,8 @@ kernel void sdpa_tile(constant AttentionParams& p [[buffer(0)]], const device bf
 
   for (int key0 = 0; key0 < keys; key0 += kAttnTileKeys) {
     const int count = min(kAttnTileKeys, keys - key0);
-    const StridedRows k_rows = {
-        kv + kv_row(p, pages[first.pages + key0 / kPageRows], 0, kv_head, key0 % kPageRows), uint(kHeadSize)};
+    const StridedRows k_rows = {kv + kv_row(p, pages[first.pages + key0 / kPageRows], 0, kv_head, key0 % kPageRows),
+                                uint(kHeadSize)};
     load_rows(k_rows, count, kAttnTileKeys, tile_kv, int(thread_index));
     threadgroup_barrier(mem_flags::mem_threadgroup);
 

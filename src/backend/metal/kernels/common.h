@@ -8,6 +8,7 @@ using namespace metal;
 using namespace calla::mtl;
 
 // One list for all kernels, so that an id means one thing. Set by pipelines.cc.
+// clang-format off
 constant int kBits0 [[function_constant(0)]];          // 4, 8, or 16 for bf16: of the kernel's first matrix
 constant int kBits1 [[function_constant(1)]];
 constant int kBits2 [[function_constant(2)]];
@@ -18,6 +19,7 @@ constant int kOutput [[function_constant(6)]];         // affine_qmm: 0 bf16, 1 
 constant bool kSinglePass [[function_constant(7)]];    // sdpa_decode: one key range, so the result is final
 constant bool kFoldPrepare [[function_constant(8)]];   // sdpa_decode: prepares q, k and v itself
 constant bool kFixedBlocks [[function_constant(9)]];   // sdpa_decode: ranges of kFixedBlockKeys keys
+// clang-format on
 
 inline float4 load4(const device bfloat* p) { return float4(*(const device bfloat4*)p); }
 inline float4 load4(const device float* p) { return *(const device float4*)p; }

@@ -48,20 +48,16 @@ kernel void router_topk(constant TopkParams& p [[buffer(0)]], const device float
 //   x [R, K] bf16   ids [R, 8]   gate, up [E, W, K]   shared_gate, shared_up [Ws, K]   hidden [R, 8 W + Ws] bf16
 //   Launch    grid (ceil(max(W, Ws)/8), R * 9), threadgroup 64 = 2 simdgroups, 4 outputs (8 weight rows) each.
 //   Moves     2 * (8 W + Ws) * K * 0.5625 bytes of weights a row.
-kernel void experts_up_qmv(constant ExpertsParams& p [[buffer(0)]], const device bfloat* x [[buffer(1)]],
-                           const device int* ids [[buffer(2)]], const device uint* gate_codes [[buffer(3)]],
-                           const device bfloat* gate_scales [[buffer(4)]],
-                           const device bfloat* gate_biases [[buffer(5)]], const device uint* up_codes [[buffer(6)]],
-                           const device bfloat* up_scales [[buffer(7)]], const device bfloat* up_biases [[buffer(8)]],
-                           const device uint* shared_gate_codes [[buffer(9)]],
-                           const device bfloat* shared_gate_scales [[buffer(10)]],
-                           const device bfloat* shared_gate_biases [[buffer(11)]],
-                           const device uint* shared_up_codes [[buffer(12)]],
-                           const device bfloat* shared_up_scales [[buffer(13)]],
-                           const device bfloat* shared_up_biases [[buffer(14)]], device bfloat* hidden [[buffer(15)]],
-                           uint2 tg [[threadgroup_position_in_grid]],
-                           ushort sg [[simdgroup_index_in_threadgroup]],
-                           ushort lane [[thread_index_in_simdgroup]]) {
+kernel void experts_up_qmv(
+    constant ExpertsParams& p [[buffer(0)]], const device bfloat* x [[buffer(1)]], const device int* ids [[buffer(2)]],
+    const device uint* gate_codes [[buffer(3)]], const device bfloat* gate_scales [[buffer(4)]],
+    const device bfloat* gate_biases [[buffer(5)]], const device uint* up_codes [[buffer(6)]],
+    const device bfloat* up_scales [[buffer(7)]], const device bfloat* up_biases [[buffer(8)]],
+    const device uint* shared_gate_codes [[buffer(9)]], const device bfloat* shared_gate_scales [[buffer(10)]],
+    const device bfloat* shared_gate_biases [[buffer(11)]], const device uint* shared_up_codes [[buffer(12)]],
+    const device bfloat* shared_up_scales [[buffer(13)]], const device bfloat* shared_up_biases [[buffer(14)]],
+    device bfloat* hidden [[buffer(15)]], uint2 tg [[threadgroup_position_in_grid]],
+    ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
   const uint row = tg.y / uint(kPairs);
   const int pair = int(tg.y % uint(kPairs));
   const bool shared = pair == kTopExperts;
@@ -97,15 +93,13 @@ kernel void experts_up_qmv(constant ExpertsParams& p [[buffer(0)]], const device
 //   Numerics  the router weight multiplies each lane's partial sum, so nine experts cost one reduction.
 kernel void experts_down_qmv(constant ExpertsParams& p [[buffer(0)]], const device bfloat* hidden [[buffer(1)]],
                              const device int* ids [[buffer(2)]], const device float* weights [[buffer(3)]],
-                             const device float* shared_gate [[buffer(4)]],
-                             const device uint* down_codes [[buffer(5)]],
+                             const device float* shared_gate [[buffer(4)]], const device uint* down_codes [[buffer(5)]],
                              const device bfloat* down_scales [[buffer(6)]],
                              const device bfloat* down_biases [[buffer(7)]],
                              const device uint* shared_codes [[buffer(8)]],
                              const device bfloat* shared_scales [[buffer(9)]],
                              const device bfloat* shared_biases [[buffer(10)]], device float* residual [[buffer(11)]],
-                             uint2 tg [[threadgroup_position_in_grid]],
-                             ushort sg [[simdgroup_index_in_threadgroup]],
+                             uint2 tg [[threadgroup_position_in_grid]], ushort sg [[simdgroup_index_in_threadgroup]],
                              ushort lane [[thread_index_in_simdgroup]]) {
   const uint row = tg.y;
   const int row0 = int(tg.x) * kQmvGroupRows + int(sg) * kQmvRows;
@@ -137,11 +131,10 @@ kernel void experts_down_qmv(constant ExpertsParams& p [[buffer(0)]], const devi
 kernel void experts_qmv(constant ExpertsParams& p [[buffer(0)]], const device bfloat* x [[buffer(1)]],
                         const device int* ids [[buffer(2)]], const device uint* codes [[buffer(3)]],
                         const device bfloat* scales [[buffer(4)]], const device bfloat* biases [[buffer(5)]],
-                        const device uint* shared_codes [[buffer(6)]],
-                        const device bfloat* shared_scales [[buffer(7)]],
+                        const device uint* shared_codes [[buffer(6)]], const device bfloat* shared_scales [[buffer(7)]],
                         const device bfloat* shared_biases [[buffer(8)]], device bfloat* out [[buffer(9)]],
-                        uint2 tg [[threadgroup_position_in_grid]],
-                        ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
+                        uint2 tg [[threadgroup_position_in_grid]], ushort sg [[simdgroup_index_in_threadgroup]],
+                        ushort lane [[thread_index_in_simdgroup]]) {
   const uint row = tg.y / uint(kPairs);
   const int pair = int(tg.y % uint(kPairs));
   const int row0 = int(tg.x) * kQmvGroupRows + int(sg) * kQmvRows;

@@ -97,8 +97,7 @@ kernel void gdn_step(constant GdnParams& p [[buffer(0)]], const device bfloat* q
     const float4 gate = load4(z + row * uint(p.value_heads * kStateSize) + at);
     const float scale = rsqrt(simd_sum(dot(o, o)) / float(kStateSize) + p.eps);
     const float4 y = o * scale * w;
-    store4(mixed + row * uint(p.mixed_stride) + at,
-           y * float4(silu(gate.x), silu(gate.y), silu(gate.z), silu(gate.w)));
+    store4(mixed + row * uint(p.mixed_stride) + at, y * float4(silu(gate.x), silu(gate.y), silu(gate.z), silu(gate.w)));
   }
 }
 
@@ -209,6 +208,6 @@ kernel void gdn_gated_norm(constant GdnParams& p [[buffer(0)]], const device flo
   const float4 o = load4(outputs + in);
   const float4 gate = load4(z + in);
   const float scale = rsqrt(simd_sum(dot(o, o)) / float(kStateSize) + p.eps);
-  store4(mixed + tg.y * uint(p.mixed_stride) + at, o * scale * load4(norm + lane * 4) *
-                                                       float4(silu(gate.x), silu(gate.y), silu(gate.z), silu(gate.w)));
+  store4(mixed + tg.y * uint(p.mixed_stride) + at,
+         o * scale * load4(norm + lane * 4) * float4(silu(gate.x), silu(gate.y), silu(gate.z), silu(gate.w)));
 }

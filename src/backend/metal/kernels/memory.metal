@@ -16,8 +16,7 @@ kernel void copy_pieces(constant CopyParams& p [[buffer(0)]], const device uint4
 // fill_words: the same 32-bit value everywhere.
 //   Launch    grid (ceil(words/256)), threadgroup 256.
 kernel void fill_words(constant FillParams& p [[buffer(0)]], device uint4* to [[buffer(1)]],
-                       uint tg [[threadgroup_position_in_grid]],
-                       uint thread_index [[thread_index_in_threadgroup]]) {
+                       uint tg [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   const uint word = tg * 256 + thread_index;
   if (word < p.words) to[word] = uint4(p.value);
 }

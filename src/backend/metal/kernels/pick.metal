@@ -38,7 +38,8 @@ struct Logits {
 inline Logits logits_of(constant PickParams& p, const device float* logits, const device ushort* counts,
                         const device uint* masks, const device HeadInfo* heads, uint index) {
   const HeadInfo head = heads[index];
-  return {logits + index * uint(p.vocab), counts + ulong(head.slot) * ulong(p.count_stride), masks + max(head.mask, 0), head};
+  return {logits + index * uint(p.vocab), counts + ulong(head.slot) * ulong(p.count_stride), masks + max(head.mask, 0),
+          head};
 }
 
 // pick_max: the largest logit of 4,096, ties to the lowest id.
@@ -353,6 +354,7 @@ kernel void pick_token(constant PickParams& p [[buffer(0)]], const device float*
     }
   }
 
+  threadgroup_barrier(mem_flags::mem_device);  // the others have read the counts
   if (me != 0) return;
   picked[index] = l.head.pick != 0 ? token : kNoToken;
   if (l.head.pick == 0 || token < 0) return;

@@ -28,18 +28,14 @@ struct SimdgroupMma {
   }
 };
 
-template [[host_name("affine_qmm_16")]] [[kernel]] decltype(affine_qmm<16, SimdgroupMma>)
-    affine_qmm<16, SimdgroupMma>;
-template [[host_name("affine_qmm_32")]] [[kernel]] decltype(affine_qmm<32, SimdgroupMma>)
-    affine_qmm<32, SimdgroupMma>;
-template [[host_name("experts_up_qmm_16")]] [[kernel]] decltype(experts_up_qmm<16, SimdgroupMma>)
-    experts_up_qmm<16, SimdgroupMma>;
-template [[host_name("experts_up_qmm_32")]] [[kernel]] decltype(experts_up_qmm<32, SimdgroupMma>)
-    experts_up_qmm<32, SimdgroupMma>;
-template [[host_name("experts_down_qmm_16")]] [[kernel]] decltype(experts_down_qmm<16, SimdgroupMma>)
-    experts_down_qmm<16, SimdgroupMma>;
-template [[host_name("experts_down_qmm_32")]] [[kernel]] decltype(experts_down_qmm<32, SimdgroupMma>)
-    experts_down_qmm<32, SimdgroupMma>;
+// clang-format off
+template [[host_name("affine_qmm_16")]] [[kernel]] decltype(affine_qmm<16, SimdgroupMma>) affine_qmm<16, SimdgroupMma>;
+template [[host_name("affine_qmm_32")]] [[kernel]] decltype(affine_qmm<32, SimdgroupMma>) affine_qmm<32, SimdgroupMma>;
+template [[host_name("experts_up_qmm_16")]] [[kernel]] decltype(experts_up_qmm<16, SimdgroupMma>) experts_up_qmm<16, SimdgroupMma>;
+template [[host_name("experts_up_qmm_32")]] [[kernel]] decltype(experts_up_qmm<32, SimdgroupMma>) experts_up_qmm<32, SimdgroupMma>;
+template [[host_name("experts_down_qmm_16")]] [[kernel]] decltype(experts_down_qmm<16, SimdgroupMma>) experts_down_qmm<16, SimdgroupMma>;
+template [[host_name("experts_down_qmm_32")]] [[kernel]] decltype(experts_down_qmm<32, SimdgroupMma>) experts_down_qmm<32, SimdgroupMma>;
+// clang-format on
 
 // rmsnorm: rows normalised once, for the GEMMs that follow (prefill).
 //   x [R, H] f32   weight [H] f32   out [R, H] bf16

@@ -10,8 +10,10 @@
 // One operation multiplies 16 rows x 16 inputs by 32 outputs x 16 inputs (stored by output, hence the transposition).
 // Written out: multiply_accumulate, on sums that start at zero. relaxed_precision: with bf16 operands it changes no
 // product, but it selects the lane layout below.
-constexpr auto kTileOp = mpp::tensor_ops::matmul2d_descriptor(
-    16, 32, 16, false, true, true, mpp::tensor_ops::matmul2d_descriptor::mode::multiply_accumulate);
+constexpr mpp::tensor_ops::matmul2d_descriptor tile_operation() {
+  return mpp::tensor_ops::matmul2d_descriptor(16, 32, 16, false, true, true,
+                                              mpp::tensor_ops::matmul2d_descriptor::mode::multiply_accumulate);
+}
 
 // Where a lane's elements lie in a 16 x 16 part, on GPUs of generation 17 and later: rows `row` and `row + 8`, columns
 // column .. column + 3. Not documented; the self check at start compares it with what the system says
@@ -34,7 +36,8 @@ struct TensorMma {
     for (int i = 0; i < 16; ++i) sums[i] = 0;
   }
   void step(const threadgroup bfloat* a, const threadgroup bfloat* w, ushort lane) {
-    mpp::tensor_ops::matmul2d<kTileOp, execution_simdgroup> op;
+    constexpr auto kOperation = tile_operation();
+    mpp::tensor_ops::matmul2d<kOperation, execution_simdgroup> op;
     auto left = op.template get_left_input_cooperative_tensor<bfloat, bfloat, float>();
     auto right = op.template get_right_input_cooperative_tensor<bfloat, bfloat, float>();
     auto out = op.template get_destination_cooperative_tensor<decltype(left), decltype(right), float>();
@@ -61,25 +64,22 @@ struct TensorMma {
   }
 };
 
-template [[host_name("affine_qmm_16_tensor")]] [[kernel]] decltype(affine_qmm<16, TensorMma>)
-    affine_qmm<16, TensorMma>;
-template [[host_name("affine_qmm_32_tensor")]] [[kernel]] decltype(affine_qmm<32, TensorMma>)
-    affine_qmm<32, TensorMma>;
-template [[host_name("experts_up_qmm_16_tensor")]] [[kernel]] decltype(experts_up_qmm<16, TensorMma>)
-    experts_up_qmm<16, TensorMma>;
-template [[host_name("experts_up_qmm_32_tensor")]] [[kernel]] decltype(experts_up_qmm<32, TensorMma>)
-    experts_up_qmm<32, TensorMma>;
-template [[host_name("experts_down_qmm_16_tensor")]] [[kernel]] decltype(experts_down_qmm<16, TensorMma>)
-    experts_down_qmm<16, TensorMma>;
-template [[host_name("experts_down_qmm_32_tensor")]] [[kernel]] decltype(experts_down_qmm<32, TensorMma>)
-    experts_down_qmm<32, TensorMma>;
+// clang-format off
+template [[host_name("affine_qmm_16_tensor")]] [[kernel]] decltype(affine_qmm<16, TensorMma>) affine_qmm<16, TensorMma>;
+template [[host_name("affine_qmm_32_tensor")]] [[kernel]] decltype(affine_qmm<32, TensorMma>) affine_qmm<32, TensorMma>;
+template [[host_name("experts_up_qmm_16_tensor")]] [[kernel]] decltype(experts_up_qmm<16, TensorMma>) experts_up_qmm<16, TensorMma>;
+template [[host_name("experts_up_qmm_32_tensor")]] [[kernel]] decltype(experts_up_qmm<32, TensorMma>) experts_up_qmm<32, TensorMma>;
+template [[host_name("experts_down_qmm_16_tensor")]] [[kernel]] decltype(experts_down_qmm<16, TensorMma>) experts_down_qmm<16, TensorMma>;
+template [[host_name("experts_down_qmm_32_tensor")]] [[kernel]] decltype(experts_down_qmm<32, TensorMma>) experts_down_qmm<32, TensorMma>;
+// clang-format on
 
-// tensor_layout_probe: where each lane's slots lie, as the system says: (row, column) of the left input [32][8], then of
-// the right one [32][16], then of the sums [32][16]; (-1, -1) for a slot that is not valid.
+// tensor_layout_probe: where each lane's slots lie, as the system says: (row, column) of the left input [32][8],
+// then of the right one [32][16], then of the sums [32][16]; (-1, -1) for a slot that is not valid.
 //   Launch    grid (1), threadgroup 32.
 kernel void tensor_layout_probe(constant CombineParams& p [[buffer(0)]], device int2* places [[buffer(1)]],
                                 ushort lane [[thread_index_in_simdgroup]]) {
-  mpp::tensor_ops::matmul2d<kTileOp, execution_simdgroup> op;
+  constexpr auto kOperation = tile_operation();
+  mpp::tensor_ops::matmul2d<kOperation, execution_simdgroup> op;
   auto left = op.template get_left_input_cooperative_tensor<bfloat, bfloat, float>();
   auto right = op.template get_right_input_cooperative_tensor<bfloat, bfloat, float>();
   auto out = op.template get_destination_cooperative_tensor<decltype(left), decltype(right), float>();

@@ -1,6 +1,6 @@
 #pragma once
-// GEMM tiles over quantised weights (prefill). A threadgroup expands 64 x 64 weights to bf16 in threadgroup memory, just
-// long enough to multiply them with its 16 or 32 rows; sums are fp32. The expanded matrix never exists.
+// GEMM tiles over quantised weights (prefill). A threadgroup expands 64 x 64 weights to bf16 in threadgroup memory,
+// just long enough to multiply them with its 16 or 32 rows; sums are fp32. The expanded matrix never exists.
 //
 //   rows 16: 2 simdgroups, rows 32: 4 simdgroups; each computes 16 rows x 32 outputs.
 //
@@ -44,8 +44,7 @@ template <int kRows, typename Mma>
 [[kernel]] void affine_qmm(constant QmmParams& p [[buffer(0)]], const device bfloat* x [[buffer(1)]],
                            const device uint* codes [[buffer(2)]], const device bfloat* scales [[buffer(3)]],
                            const device bfloat* biases [[buffer(4)]], device bfloat* out [[buffer(5)]],
-                           uint2 tg [[threadgroup_position_in_grid]],
-                           uint thread_index [[thread_index_in_threadgroup]],
+                           uint2 tg [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
                            ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup bfloat4 input_words[kRows * kTilePitch / 4];
   threadgroup bfloat4 weight_words[kTileN * kTilePitch / 4];
@@ -91,24 +90,18 @@ template <int kRows, typename Mma>
 //   x [R, K] bf16   sorted: pair numbers (row * 9 + choice) by expert   hidden [R, 8 W + Ws] bf16
 //   Launch    indirect: grid (ceil(max(W, Ws)/32), blocks), threadgroup 4 * rows threads.
 template <int kRows, typename Mma>
-[[kernel]] void experts_up_qmm(constant ExpertsParams& p [[buffer(0)]], const device bfloat* x [[buffer(1)]],
-                               const device int* sorted [[buffer(2)]], const device ExpertBlock* blocks [[buffer(3)]],
-                               const device uint* gate_codes [[buffer(4)]],
-                               const device bfloat* gate_scales [[buffer(5)]],
-                               const device bfloat* gate_biases [[buffer(6)]],
-                               const device uint* up_codes [[buffer(7)]],
-                               const device bfloat* up_scales [[buffer(8)]],
-                               const device bfloat* up_biases [[buffer(9)]],
-                               const device uint* shared_gate_codes [[buffer(10)]],
-                               const device bfloat* shared_gate_scales [[buffer(11)]],
-                               const device bfloat* shared_gate_biases [[buffer(12)]],
-                               const device uint* shared_up_codes [[buffer(13)]],
-                               const device bfloat* shared_up_scales [[buffer(14)]],
-                               const device bfloat* shared_up_biases [[buffer(15)]],
-                               device bfloat* hidden [[buffer(16)]], uint2 tg [[threadgroup_position_in_grid]],
-                               uint thread_index [[thread_index_in_threadgroup]],
-                               ushort sg [[simdgroup_index_in_threadgroup]],
-                               ushort lane [[thread_index_in_simdgroup]]) {
+[[kernel]] void experts_up_qmm(
+    constant ExpertsParams& p [[buffer(0)]], const device bfloat* x [[buffer(1)]],
+    const device int* sorted [[buffer(2)]], const device ExpertBlock* blocks [[buffer(3)]],
+    const device uint* gate_codes [[buffer(4)]], const device bfloat* gate_scales [[buffer(5)]],
+    const device bfloat* gate_biases [[buffer(6)]], const device uint* up_codes [[buffer(7)]],
+    const device bfloat* up_scales [[buffer(8)]], const device bfloat* up_biases [[buffer(9)]],
+    const device uint* shared_gate_codes [[buffer(10)]], const device bfloat* shared_gate_scales [[buffer(11)]],
+    const device bfloat* shared_gate_biases [[buffer(12)]], const device uint* shared_up_codes [[buffer(13)]],
+    const device bfloat* shared_up_scales [[buffer(14)]], const device bfloat* shared_up_biases [[buffer(15)]],
+    device bfloat* hidden [[buffer(16)]], uint2 tg [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], ushort sg [[simdgroup_index_in_threadgroup]],
+    ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup bfloat4 input_words[kRows * kTilePitch / 4];
   threadgroup bfloat4 weight_words[kTileN * kTilePitch / 4];
   threadgroup float stage[kRows * kTileN];
@@ -153,8 +146,7 @@ template <int kRows, typename Mma>
     const int pair = sorted[block.first + row];
     const float g = stage[row * kTileN + n];
     const float u = stage[row * kTileN + kTileN / 2 + n];
-    hidden[uint(pair / kPairs) * uint(p.out_stride) + uint(pair % kPairs * p.expert.n + n0 + n)] =
-        bfloat(silu(g) * u);
+    hidden[uint(pair / kPairs) * uint(p.out_stride) + uint(pair % kPairs * p.expert.n + n0 + n)] = bfloat(silu(g) * u);
   }
 }
 
@@ -162,19 +154,15 @@ template <int kRows, typename Mma>
 //   hidden [R, 8 W + Ws] bf16   sorted, blocks as above   y [R, 9, N] bf16
 //   Launch    indirect: grid (ceil(N/64), blocks), threadgroup 4 * rows threads.
 template <int kRows, typename Mma>
-[[kernel]] void experts_down_qmm(constant ExpertsParams& p [[buffer(0)]], const device bfloat* hidden [[buffer(1)]],
-                                 const device int* sorted [[buffer(2)]],
-                                 const device ExpertBlock* blocks [[buffer(3)]],
-                                 const device uint* down_codes [[buffer(4)]],
-                                 const device bfloat* down_scales [[buffer(5)]],
-                                 const device bfloat* down_biases [[buffer(6)]],
-                                 const device uint* shared_codes [[buffer(7)]],
-                                 const device bfloat* shared_scales [[buffer(8)]],
-                                 const device bfloat* shared_biases [[buffer(9)]], device bfloat* y [[buffer(10)]],
-                                 uint2 tg [[threadgroup_position_in_grid]],
-                                 uint thread_index [[thread_index_in_threadgroup]],
-                                 ushort sg [[simdgroup_index_in_threadgroup]],
-                                 ushort lane [[thread_index_in_simdgroup]]) {
+[[kernel]] void experts_down_qmm(
+    constant ExpertsParams& p [[buffer(0)]], const device bfloat* hidden [[buffer(1)]],
+    const device int* sorted [[buffer(2)]], const device ExpertBlock* blocks [[buffer(3)]],
+    const device uint* down_codes [[buffer(4)]], const device bfloat* down_scales [[buffer(5)]],
+    const device bfloat* down_biases [[buffer(6)]], const device uint* shared_codes [[buffer(7)]],
+    const device bfloat* shared_scales [[buffer(8)]], const device bfloat* shared_biases [[buffer(9)]],
+    device bfloat* y [[buffer(10)]], uint2 tg [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], ushort sg [[simdgroup_index_in_threadgroup]],
+    ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup bfloat4 input_words[kRows * kTilePitch / 4];
   threadgroup bfloat4 weight_words[kTileN * kTilePitch / 4];
   threadgroup float stage[kRows * kTileN];

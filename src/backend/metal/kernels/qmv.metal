@@ -26,7 +26,7 @@ kernel void embed_rows(constant EmbedParams& p [[buffer(0)]], const device uint*
 // rmsnorm_qmv: RMSNorm, then up to four matrices over the same input, each with its own output.
 //   x [R, H] f32   norm [H] f32   w_i [n_i, H] affine or bf16   out_i [R, n_i] bf16 or f32   normed [R, H] bf16
 //   Used for  the input projections of both mixers, the router with the shared expert's gate, and lm_head.
-//   Launch    grid (sum of ceil(n_i / 8), plus one with kWriteNormed; rows), threadgroup 64 = 2 simdgroups, 4 rows each.
+//   Launch    grid (sum of ceil(n_i / 8), plus one with kWriteNormed; rows), threadgroup 64 = 2 simdgroups of 4 rows.
 //   Requires  H % 64 == 0; codes 8-byte aligned.
 //   Moves     sum n_i * H * 0.5625 bytes of weights a row (4 bits, group 64); bandwidth-bound.
 //   Numerics  y = (sum w * (x * norm)) / rms: the division moves behind the sum.
@@ -104,8 +104,8 @@ kernel void rmsnorm_qmv(constant RmsnormQmvParams& p [[buffer(0)]], const device
 kernel void qmv_residual(constant QmvParams& p [[buffer(0)]], const device bfloat* x [[buffer(1)]],
                          const device uint* codes [[buffer(2)]], const device bfloat* scales [[buffer(3)]],
                          const device bfloat* biases [[buffer(4)]], device float* residual [[buffer(5)]],
-                         uint2 tg [[threadgroup_position_in_grid]],
-                         ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
+                         uint2 tg [[threadgroup_position_in_grid]], ushort sg [[simdgroup_index_in_threadgroup]],
+                         ushort lane [[thread_index_in_simdgroup]]) {
   const Matrix m = {codes, scales, biases, p.matrix};
   PlainInput input = {x + tg.y * uint(p.in_stride)};
   const int row0 = int(tg.x) * kQmvGroupRows + int(sg) * kQmvRows;
