@@ -31,6 +31,7 @@ struct HttpRequest {
   std::string body;
 
   bool keep_alive = true;
+  bool knows_chunks = true;  // false: HTTP/1.0
   bool expects_continue = false;
   bool chunked = false;         // the body comes in chunks
   uint64_t content_length = 0;  // if it does not
@@ -48,8 +49,15 @@ uint64_t parse_chunk_size(std::string_view line);
 
 std::string_view status_text(int status);
 
-// The head of a response, blank line included. `length`: of the body; absent: it is sent in chunks.
-std::string response_head(int status, const HttpHeaders& headers, std::optional<uint64_t> length, bool keep_alive);
+// How a response's body ends: after so many bytes, with an empty chunk, or with the connection.
+struct BodyLength {
+  enum class Kind { kBytes, kChunks, kConnection };
+  Kind kind = Kind::kBytes;
+  uint64_t bytes = 0;
+};
+
+// The head of a response, blank line included.
+std::string response_head(int status, const HttpHeaders& headers, BodyLength length, bool keep_alive);
 
 // Lower-case ASCII.
 std::string lower(std::string_view text);

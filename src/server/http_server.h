@@ -77,7 +77,8 @@ class HttpExchange {
   const std::chrono::milliseconds write_timeout_;
   HttpHeaders extra_;
   bool started_ = false;
-  bool finished_ = false;
+  bool finished_ = false;  // and the connection may serve another request
+  bool ends_with_connection_ = false;
   bool broken_ = false;
 };
 

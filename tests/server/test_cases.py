@@ -279,3 +279,17 @@ def test_preserved_reasoning_reuses_the_reply(server):
     assert cached >= first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"] - 8
     cold = server.post("/v1/chat/completions", {**body, "cache_prompt": False}).json()
     assert cold["choices"][0]["message"] == second["choices"][0]["message"]
+
+
+def test_a_long_first_message_is_read_once(server):
+    more = {"temperature": 0, "max_tokens": 20, "enable_thinking": False}
+    messages = [{"role": "user", "content": "Repeat: piano." + " word" * 3000}]
+    first = server.post("/v1/chat/completions", {"messages": messages, **more}).json()
+    messages += [
+        {"role": "assistant", "content": first["choices"][0]["message"]["content"]},
+        {"role": "user", "content": "Again."},
+    ]
+    second = server.post("/v1/chat/completions", {"messages": messages, **more}).json()
+    # The prompt without the generation prompt of seven tokens.
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["prompt_tokens"] - 7
+    assert second["timings"]["prompt_ms"] < first["timings"]["prompt_ms"] / 10

@@ -124,7 +124,7 @@ def load(server, seconds, clients):
 
 
 def test_many_clients():
-    server = Server("--context", 2048, "--max-sequences", 8, "--max-queue", 64)
+    server = Server("--context", 2048, "--max-sequences", 8, "--max-queue", 64, "--cache-snapshots", 64)
     try:
         seen, memory, first = load(server, 8, 32)
         assert all(seen[kind] > 0 for kind in ("whole", "streamed", "left", "bad", "huge")), seen
@@ -136,7 +136,7 @@ def test_many_clients():
 
 
 if __name__ == "__main__":
-    running = Server("--context", 2048, "--max-sequences", 8, "--max-queue", 64)
+    running = Server("--context", 2048, "--max-sequences", 8, "--max-queue", 64, "--cache-snapshots", 64)
     counts, rss, waits = load(running, float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 32)
     print(dict(counts))
     print("RSS in MiB over time:", *(f"{value:.0f}" for value in rss))
