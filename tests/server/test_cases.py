@@ -279,37 +279,3 @@ def test_preserved_reasoning_reuses_the_reply(server):
     assert cached >= first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"] - 8
     cold = server.post("/v1/chat/completions", {**body, "cache_prompt": False}).json()
     assert cold["choices"][0]["message"] == second["choices"][0]["message"]
-
-
-def test_agent_loop_prefills_only_what_is_new(server):
-    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
-    more = {"tools": [WEATHER], "temperature": 0, "max_tokens": 200}
-    known = 0
-    for turn in range(5):
-        answer = server.post("/v1/chat/completions", {"messages": messages, **more}).json()
-        usage = answer["usage"]
-        if turn > 0:
-            assert usage["prompt_tokens_details"]["cached_tokens"] >= known - 8, turn
-        known = usage["prompt_tokens"] + usage["completion_tokens"]
-        message = answer["choices"][0]["message"]
-        reply = {
-            "role": "assistant",
-            "content": message["content"],
-            "reasoning_content": message.get("reasoning_content", ""),
-        }
-        if message.get("tool_calls"):
-            reply["tool_calls"] = message["tool_calls"]
-            for call in reply["tool_calls"]:  # as clients do that parse arguments and print them again
-                call["function"]["arguments"] = json.dumps(json.loads(call["function"]["arguments"]), indent=1)
-            messages.append(reply)
-            messages += [
-                {"role": "tool", "tool_call_id": call["id"], "content": '{"temperature": 7, "condition": "rainy"}'}
-                for call in reply["tool_calls"]
-            ]
-        else:
-            more["preserve_thinking"] = True  # or the first steps' thinking is stripped by the next question
-            messages += [
-                reply,
-                {"role": "user", "content": f"What is the weather in {['Oslo', 'Rome', 'Cairo', 'Lima'][turn % 4]}?"},
-            ]
-    assert turn == 4
