@@ -67,6 +67,9 @@ class CallBuilder {
         parameters(tools[i], named, closing);
       } catch (const RequestError& error) {
         throw RequestError("function \"" + name + "\": " + error.what(), field + ".parameters", error.code());
+      } catch (const SchemaJson::exception& error) {  // a keyword's value has the wrong type
+        throw RequestError("function \"" + name + "\": the schema is malformed: " + error.what(),
+                           field + ".parameters");
       }
     }
     const NodeId tag_open = grammar_.add_node();

@@ -1,7 +1,7 @@
 #include "grammar/json_rules.h"
 
 #include <algorithm>
-#include <span>
+#include <utility>
 
 #include "grammar/characters.h"
 #include "grammar/code_set.h"

@@ -311,7 +311,12 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{R"({"type":"object","minProperties":2})", "minProperties"},
         Refusal{R"({"type":"number","multipleOf":0.01})", "multipleOf"},
         Refusal{R"({"exclusiveMinimum":true})", "expected a number"}, Refusal{R"({"type":)", "not valid JSON"},
-        Refusal{"", "not valid JSON"}, Refusal{"\"a\xff\"", "not valid JSON"}, Refusal{"[]", "a schema is an object"}));
+        Refusal{"", "not valid JSON"}, Refusal{"\"a\xff\"", "not valid JSON"},
+        Refusal{R"({"properties":3})", "expected an object"}, Refusal{R"({"required":{"a":1}})", "expected a list"},
+        Refusal{R"({"allOf":[{"properties":3},{"properties":{"a":{}}}]})", "a schema is an object"},
+        Refusal{R"({"allOf":[{"prefixItems":3},{"items":{}}]})", "malformed"},
+        Refusal{R"({"enum":3})", "expected a list"}, Refusal{R"({"anyOf":3})", "expected a list"},
+        Refusal{R"({"$ref":3})", "a reference is a string"}, Refusal{"[]", "a schema is an object"}));
 
 TEST(SchemaBounds, DeepNestingIsRefused) {
   std::string schema = "true";

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <ctime>
 #include <random>
 #include <string>
 #include <vector>
@@ -120,13 +120,13 @@ TEST(GrammarConstraint, TakesADocumentUnderAnyTokenisation) {
 class HardSchemas : public testing::TestWithParam<const char*> {};
 
 TEST_P(HardSchemas, AreFollowedInBoundedTime) {
-  const TestVocabulary vocabulary = made_up_vocabulary(20'000, 2);
+  const TestVocabulary vocabulary = made_up_vocabulary(8'000, 2);
   const auto trie = std::make_shared<const TokenTrie>(vocabulary.trie());
   GrammarConstraint constraint(trie, compile_schema(GetParam()), std::vector<TokenId>{vocabulary.stop});
   std::vector<uint32_t> mask((vocabulary.texts.size() + 31) / 32);
   std::mt19937_64 random(3);
-  const auto begin = std::chrono::steady_clock::now();
-  for (int step = 0; step < 25; ++step) {
+  const std::clock_t begin = std::clock();  // CPU time, so that a busy machine does not matter
+  for (int step = 0; step < 12; ++step) {
     constraint.allowed(mask);
     std::vector<TokenId> allowed;
     for (TokenId token = 0; token < vocabulary.stop; ++token)
@@ -137,8 +137,8 @@ TEST_P(HardSchemas, AreFollowedInBoundedTime) {
     }
     constraint.accept(allowed[random() % allowed.size()]);
   }
-  // Far above what it takes (about a second for the worst), far below what no budget would take.
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+  // Far above what it takes (well under a second), far below what no budget would take.
+  EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, 30.0);
 }
 
 INSTANTIATE_TEST_SUITE_P(
