@@ -57,8 +57,8 @@ function(softmetal_library name)
       target_compile_options(${target} PRIVATE -fno-gnu-unique)
     endif()
     if(flavour STREQUAL "checked")
-      # Thread instrumentation for its hooks only; softmetal defines them, the sanitizer's runtime is not linked.
-      target_compile_options(${target} PRIVATE -fsanitize=thread)
+      # Instrumentation for its hooks only; softmetal defines them, the sanitizers' runtimes are not linked.
+      target_compile_options(${target} PRIVATE -fsanitize=thread -fsanitize=bounds,alignment,integer-divide-by-zero)
       target_compile_definitions(${target} PRIVATE SOFTMETAL_INSTRUMENTED=true)
     else()
       target_compile_definitions(${target} PRIVATE SOFTMETAL_INSTRUMENTED=false)

@@ -65,9 +65,7 @@ void MemoryChecker::round_complete(uint32_t simdgroup, bool all_lanes) {
 
 const Region* MemoryChecker::region_of(const char* address) {
   // A no-copy buffer of whole pages may cover memory that another buffer names too.
-  const auto inside = [address](const Region& r) {
-    return address >= r.begin + r.lowest && address < r.begin + r.end;
-  };
+  const auto inside = [address](const Region& r) { return address >= r.begin + r.lowest && address < r.begin + r.end; };
   if (last_ && inside(*last_)) return last_;
   for (const Region& r : regions_)
     if (inside(r)) return last_ = &r;

@@ -149,7 +149,7 @@ class Translation:
                 start, template_names = i, None
                 continue
             if t.text == "{":
-                close = matching(self.tokens, i)
+                body, close = i, matching(self.tokens, i)
                 declaration = [k for k in range(start, i) if self.tokens[k].kind not in SKIP]
                 words = [self.tokens[k].text for k in declaration]
                 if self.is_kernel(start, i):
@@ -161,7 +161,7 @@ class Translation:
                 if words and words[0] not in ("struct", "class", "union", "enum", "using", "typedef", "constant",
                                               "constexpr", "const", "static", "template") or ")" in words:
                     self.note_helper(close, start)
-                    self.functions.append((start, i, close, begin))
+                    self.functions.append((start, body, close, begin))
                     start, template_names = i, None
                 elif "=" in words or words and words[0] in ("struct", "class", "union", "enum", "typedef"):
                     pass  # runs on to ';'
