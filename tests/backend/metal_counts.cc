@@ -1,7 +1,7 @@
 // Prints what the kernels move, counted by softmetal: the bytes of a decode token at the real widths, KV lines with and
 // without packing and coalescing, the GDN state's traffic, dispatches and phases. docs/metal.md keeps the output.
 //
-//   metal_counts [context]        4096 by default; takes minutes
+//   metal_counts [bytes|kv|scan] [context]        all three, at 4096, by default; takes minutes
 //
 // lm_head and the pick are linear in the vocabulary, so a sixteenth of it is counted.
 #include <cstdio>
@@ -181,11 +181,12 @@ int main(int argc, char** argv) {
   options.count = true;
   softmetal::set_options(options);
   softmetal::record_dispatches(true);
-  const int context = argc > 1 ? std::atoi(argv[1]) : 4096;
+  const std::string what = argc > 1 ? argv[1] : "all";
+  const int context = argc > 2 ? std::atoi(argv[2]) : 4096;
   const RandomModel model(two_layers(), 31);
-  decode_bytes(model, context);
-  attention_lines(model, 256);
-  scan_traffic(model);
+  if (what == "all" || what == "bytes") decode_bytes(model, context);
+  if (what == "all" || what == "kv") attention_lines(model, 256);
+  if (what == "all" || what == "scan") scan_traffic(model);
   const auto findings = softmetal::take_findings();
   for (const auto& finding : findings) std::fprintf(stderr, "%s\n", softmetal::describe(finding).c_str());
   return findings.empty() ? 0 : 1;
