@@ -65,9 +65,7 @@ void MemoryChecker::round_complete(uint32_t simdgroup, bool all_lanes) {
 
 const Region* MemoryChecker::region_of(const char* address) {
   // A no-copy buffer of whole pages may cover memory that another buffer names too.
-  const auto inside = [address](const Region& r) {
-    return address >= r.begin + r.lowest && address < r.begin + r.end;
-  };
+  const auto inside = [address](const Region& r) { return address >= r.begin + r.lowest && address < r.begin + r.end; };
   if (last_ && inside(*last_)) return last_;
   for (const Region& r : regions_)
     if (inside(r)) return last_ = &r;
@@ -246,8 +244,7 @@ void atomic_access(const void* address, uint32_t bytes, AtomicKind kind, const v
   MemoryChecker* checker = worker->dispatch().checker;
   if (!checker) return;
   if (reinterpret_cast<uintptr_t>(address) % bytes != 0)
-    worker->fault(static_cast<int>(Fault::kMisaligned), "an atomic at an address that is not a multiple of its size",
-                  place_of(pc));
+    worker->fault(Fault::kMisaligned, "an atomic at an address that is not a multiple of its size", place_of(pc));
   if (kind != AtomicKind::kStore) checker->access(*worker, address, bytes, false, pc, true);
   if (kind != AtomicKind::kLoad) checker->access(*worker, address, bytes, true, pc, true);
 }
