@@ -23,12 +23,12 @@ void measure(const Kernels& kernels, const WeightMatrix& matrix, const char* nam
   activations.prepare(x.data(), matrix.k, nullptr, kRows, matrix.k, linear.codings({&matrix}), kernels.row, threads);
   for (int m : {1, 2, 4, 8, 16, 32, 128}) {
     const int repeats = std::max(2, 512 / m);
-    const int count = panels(matrix);
+    const int count = panel_count(matrix);
+    const MappedArray<float> out(static_cast<size_t>(count) * m * kPanel, "outputs");
     double best = 1e9;
     for (int repeat = 0; repeat < repeats; ++repeat) {
       const auto start = std::chrono::steady_clock::now();
-      for (int p = 0; p < count; ++p)
-        linear.panel({&matrix, p}, activations, {nullptr, 0, m}, linear.scratch(0, 0), {&matrix, (p + 1) % count});
+      linear.panels({&matrix, 0, count}, activations, {nullptr, 0, m}, out.data(), {&matrix, 0, count});
       best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
     }
     std::printf("%-14s k %5d  m %3d  %7.1f GB/s of weights  %7.1f GMAC/s\n", name, matrix.k, m,

@@ -1,7 +1,7 @@
 // cpu_stages: speed of the cpu backend on a random model of the real widths, stage by stage, beside a probe
 // of the read bandwidth in the same run. Usage:
 //   cpu_stages [--layers 8] [--threads 0] [--depth 0,4096] [--prefill 512,256] [--steps 64] [--batch 1]
-//              [--ablate name] [--full]
+//              [--ablate name] [--full] [--sample]
 // The limit of decode is (weights + states + KV rows, read and written) / probed bandwidth.
 #include <algorithm>
 #include <array>
@@ -29,7 +29,7 @@ struct Arguments {
   int layers = 8, threads = 0, steps = 64, batch = 1;
   std::vector<int> depths = {0, 4096}, prefills = {512, 256};
   std::vector<std::string> ablate;
-  bool full = false;
+  bool full = false, sample = false;
 };
 
 std::vector<int> numbers(const char* text) {
@@ -50,6 +50,10 @@ Arguments parse(int argc, char** argv) {
     const std::string name = argv[i];
     if (name == "--full") {
       a.full = true;
+      continue;
+    }
+    if (name == "--sample") {
+      a.sample = true;
       continue;
     }
     if (i + 1 == argc) break;
@@ -130,6 +134,12 @@ class Bench {
       sequences[i] = {i, std::span(pages_).subspan(i * pages_per_sequence_, pages_per_sequence_), depth, 1};
       heads[i].row = heads[i].sequence = i;
       heads[i].pick = true;
+      if (arguments_.sample) {
+        heads[i].sampling.temperature = 0.7f;
+        heads[i].sampling.top_k = 20;
+        heads[i].sampling.top_p = 0.95f;
+        heads[i].sampling.presence_penalty = 1.5f;
+      }
     }
     const auto step = [&] {
       for (TokenId& token : tokens) token = next_token();

@@ -49,10 +49,10 @@ class Builder : public nlohmann::json_sax<Json> {
   }
 
   bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception& why) override {
-    const std::string_view what = why.what();
-    const size_t colon = what.find(": ");
-    error_ = "byte " + std::to_string(position) + ": " +
-             std::string(colon == std::string_view::npos ? what : what.substr(colon + 2));
+    std::string_view what = why.what();
+    if (const size_t colon = what.find(": "); colon != std::string_view::npos) what.remove_prefix(colon + 2);
+    what = what.substr(0, what.find("; last read"));  // that would be the text itself, in which bytes may be broken
+    error_ = "byte " + std::to_string(position) + ": " + std::string(what);
     return false;
   }
 

@@ -108,7 +108,7 @@ class Renderer {
         text_turn("<|im_start|>user\n", message);
         return;
       case Role::kAssistant:
-        assistant_turn(message, index > last_query_);
+        assistant_turn(index);
         return;
       case Role::kTool:
         tool_result(index);
@@ -122,25 +122,15 @@ class Renderer {
     end_turn();
   }
 
-  void assistant_turn(const Message& message, bool after_last_query) {
-    std::string_view content = strip(message.content);
-    std::string_view reasoning;
-    constexpr std::string_view kOpen = "<think>";
-    constexpr std::string_view kClose = "</think>";
-    if (message.reasoning) {
-      reasoning = *message.reasoning;
-    } else if (const size_t close = content.find(kClose); close != std::string_view::npos) {
-      reasoning = strip_trailing_newlines(content.substr(0, close));
-      if (const size_t open = reasoning.rfind(kOpen); open != std::string_view::npos) {
-        reasoning = reasoning.substr(open + kOpen.size());
-      }
-      content = strip_leading_newlines(content.substr(content.rfind(kClose) + kClose.size()));
-    }
-
+  void assistant_turn(size_t index) {
+    const Message& message = messages_[index];
+    const auto [reasoning, content] = split_assistant_text(message);
     written("<|im_start|>assistant\n");
-    if (options_.preserve_thinking || after_last_query) {
+    const bool keeps_thinking = options_.preserve_thinking || index > last_query_;
+    const size_t begin = cut();
+    if (keeps_thinking) {
       written("<think>\n");
-      received(strip(reasoning));
+      received(reasoning);
       written("\n</think>\n\n");
     }
     received(content);
@@ -152,6 +142,7 @@ class Renderer {
       }
       tool_call(message.tool_calls[i]);
     }
+    if (keeps_thinking) prompt_.replies.push_back({begin, cut(), index});
     end_turn();
   }
 
@@ -181,18 +172,20 @@ class Renderer {
 
   void end_turn() {
     written(kTurnEnd);
-    prompt_.boundaries.push_back(prompt_.pieces.size());
+    prompt_.boundaries.push_back(cut());
   }
 
   void written(std::string_view text) { append(text, true); }
   void received(std::string_view text) { append(text, false); }
 
-  // Appends to the last piece if it is of the same kind, except across a boundary.
+  // What comes next begins a new piece; returns its index.
+  size_t cut() { return cut_ = prompt_.pieces.size(); }
+
+  // Appends to the last piece if it is of the same kind.
   void append(std::string_view text, bool trusted) {
     if (text.empty()) return;
     auto& pieces = prompt_.pieces;
-    const bool at_boundary = !prompt_.boundaries.empty() && prompt_.boundaries.back() == pieces.size();
-    if (pieces.empty() || at_boundary || pieces.back().trusted != trusted) pieces.push_back({"", trusted});
+    if (pieces.size() == cut_ || pieces.back().trusted != trusted) pieces.push_back({"", trusted});
     pieces.back().text += text;
   }
 
@@ -200,6 +193,7 @@ class Renderer {
   const std::span<const ToolDefinition> tools_;
   const RenderOptions& options_;
   size_t last_query_ = 0;
+  size_t cut_ = 0;  // index of a piece that must be a new one
   Prompt prompt_;
 };
 
@@ -209,6 +203,20 @@ std::string Prompt::text() const {
   std::string all;
   for (const PromptPiece& piece : pieces) all += piece.text;
   return all;
+}
+
+AssistantText split_assistant_text(const Message& message) {
+  constexpr std::string_view kOpen = "<think>";
+  constexpr std::string_view kClose = "</think>";
+  const std::string_view content = strip(message.content);
+  if (message.reasoning) return {strip(*message.reasoning), content};
+  const size_t close = content.find(kClose);
+  if (close == std::string_view::npos) return {"", content};
+  std::string_view reasoning = strip_trailing_newlines(content.substr(0, close));
+  if (const size_t open = reasoning.rfind(kOpen); open != std::string_view::npos) {
+    reasoning = reasoning.substr(open + kOpen.size());
+  }
+  return {strip(reasoning), strip_leading_newlines(content.substr(content.rfind(kClose) + kClose.size()))};
 }
 
 Prompt render_prompt(std::span<const Message> messages, std::span<const ToolDefinition> tools,

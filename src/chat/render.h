@@ -32,6 +32,14 @@ struct Prompt {
   std::vector<size_t> boundaries;
   bool starts_in_thinking = false;  // the reply begins inside an open think block
 
+  // Assistant turns that keep their think block: the pieces [begin, end) from the block to before the end of the turn,
+  // with control tokens at both ends. The model may have written them itself (replay.h).
+  struct Reply {
+    size_t begin = 0, end = 0;  // pieces
+    size_t message = 0;         // index into the messages
+  };
+  std::vector<Reply> replies;
+
   std::string text() const;
 };
 
@@ -40,6 +48,14 @@ struct RenderOptions {
   bool preserve_thinking = false;  // keep the reasoning of turns before the last user message
   bool add_generation_prompt = true;
 };
+
+// An assistant message's reasoning and content, stripped. Without `reasoning_content`, content that holds a closing
+// think tag is divided there, as the template does.
+struct AssistantText {
+  std::string_view reasoning;
+  std::string_view content;
+};
+AssistantText split_assistant_text(const Message& message);
 
 // Throws RequestError when there is nothing to answer: no messages, or no user message among them.
 Prompt render_prompt(std::span<const Message> messages, std::span<const ToolDefinition> tools,

@@ -52,20 +52,32 @@ void ReplyStream::filter(std::vector<ReplyEvent>& out) {
   parsed_.clear();
 }
 
-PromptTokens encode_prompt(const Tokenizer& tokenizer, const Prompt& prompt) {
+PromptTokens encode_prompt(const Tokenizer& tokenizer, const Prompt& prompt, std::span<const Message> messages,
+                           ReplayStore* replay) {
   PromptTokens result;
   std::vector<Piece> pieces;
   pieces.reserve(prompt.pieces.size());
   for (const PromptPiece& piece : prompt.pieces) pieces.push_back({piece.text, piece.trusted});
 
-  // A control token begins at each boundary, so the parts between them can be encoded one by one.
+  // A control token begins at each boundary and at both ends of a reply, so the parts between can be encoded alone.
   size_t begin = 0;
+  const auto append = [&](const std::vector<TokenId>& tokens) {
+    result.tokens.insert(result.tokens.end(), tokens.begin(), tokens.end());
+  };
   const auto encode_to = [&](size_t end) {
-    const auto part = tokenizer.encode_pieces(std::span(pieces).subspan(begin, end - begin));
-    result.tokens.insert(result.tokens.end(), part.begin(), part.end());
+    append(tokenizer.encode_pieces(std::span(pieces).subspan(begin, end - begin)));
     begin = end;
   };
+  auto reply = prompt.replies.begin();
   for (const size_t boundary : prompt.boundaries) {
+    if (reply != prompt.replies.end() && reply->end < boundary) {  // the turn that ends here
+      if (const auto body = replay ? replay->find(messages[reply->message]) : std::vector<TokenId>(); !body.empty()) {
+        encode_to(reply->begin);
+        append(body);
+        begin = reply->end;
+      }
+      ++reply;
+    }
     encode_to(boundary);
     if (boundary < pieces.size()) result.boundaries.push_back(static_cast<int>(result.tokens.size()));
   }

@@ -3,10 +3,12 @@
 //   tokens -> text (tokenizer/text_stream.h) -> reasoning, content, calls (stream_parser.h) -> stop strings
 // Stop strings apply to the content alone: not to reasoning, which the user has not asked for, nor to the arguments of
 // calls, which they would break.
+#include <span>
 #include <string>
 #include <vector>
 
 #include "chat/render.h"
+#include "chat/replay.h"
 #include "chat/stop_strings.h"
 #include "chat/stream_parser.h"
 #include "model/shape.h"
@@ -34,6 +36,7 @@ class ReplyStream {
   // The stop string that ended the content, or null.
   const std::string* stop_string() const { return stops_.found(); }
   // What the next text will be, unless a tag comes.
+  bool in_reasoning() const { return !raw_ && parser_.in_reasoning(); }
   bool in_content() const { return raw_ || (!parser_.in_reasoning() && !parser_.in_call()); }
 
  private:
@@ -53,6 +56,8 @@ struct PromptTokens {
   std::vector<int> boundaries;  // Prompt::boundaries in tokens, without the prompt's end
 };
 
-PromptTokens encode_prompt(const Tokenizer& tokenizer, const Prompt& prompt);
+// With `replay`, replies of the model among the messages get the tokens that it wrote.
+PromptTokens encode_prompt(const Tokenizer& tokenizer, const Prompt& prompt, std::span<const Message> messages = {},
+                           ReplayStore* replay = nullptr);
 
 }  // namespace calla

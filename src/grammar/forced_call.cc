@@ -92,7 +92,7 @@ class CallBuilder {
   void parameter_list(SchemaCompiler& compiler, const SchemaJson& schema, bool strict, NodeId from, NodeId to) {
     const SchemaPath at;
     if (strict)
-      for (const char* key : {"patternProperties", "minProperties", "maxProperties", "enum", "const"})
+      for (const char* key : {"patternProperties", "propertyNames", "minProperties", "maxProperties", "enum", "const"})
         if (schema.contains(key))
           refuse_schema(at / key, "the keyword \"" + std::string(key) + "\" is not supported for parameters");
     for (const ObjectProperty& property : object_properties(schema, at)) {

@@ -169,5 +169,74 @@ TEST(Reply, RawTextIsNotParsed) {
   EXPECT_EQ(run("\n</think> <think>\n\nx ", options).content, "\n</thi");
 }
 
+// The model's own words come back with its own tokens, whatever the client's JSON library made of them.
+TEST(Replay, EquivalentMessagesGetTheModelsTokens) {
+  const std::string head = R"([{"role":"user","content":"Q"},)", tail = R"(,{"role":"tool","content":"ok"}])";
+  const auto encode = [&](const std::string& message, ReplayStore* store, RenderOptions options = {}) {
+    const auto messages = parse_messages(parse_json(head + message + tail));
+    return encode_prompt(tokenizer(), render_prompt(messages, {}, options), messages, store);
+  };
+  // One blank more than the template writes, and parameters in another order than the client sends them.
+  const std::string written =
+      "<think>\nHm. \n</think>\n\nI look.\n\n<tool_call>\n<function=f>\n<parameter=b>\n1\n</parameter>\n<parameter=a>\n"
+      "[1,  2.50]\n</parameter>\n</function>\n</tool_call>";
+  const auto body = tokenizer().encode(written, AddedTokens::kRecognise);
+  const auto message = [](const std::string& reasoning, const std::string& arguments) {
+    return R"({"role":"assistant","content":" I look.","reasoning_content":")" + reasoning +
+           R"(","tool_calls":[{"id":"x","function":{"name":"f","arguments":)" + arguments + "}}]}";
+  };
+  ReplayStore store;
+  store.add(parse_messages(parse_json("[" + message("Hm.", R"({"b":1,"a":[1,2.5]})") + "]"))[0], body);
+
+  const auto replayed = encode(message("Hm.\\n", R"("{\"a\": [1, 2.50], \"b\": 1}")"), &store);
+  EXPECT_EQ(tokenizer().decode(replayed.tokens, false),
+            "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n" + written +
+                "<|im_end|>\n<|im_start|>user\n<tool_response>\nok\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+                "<think>\n");
+  EXPECT_EQ(replayed.boundaries.size(), 3u);
+
+  for (const std::string& other :
+       {message("Other.", R"({"b":1,"a":[1,2.5]})"), message("Hm.", R"({"b":2,"a":[1,2.5]})"),
+        message("Hm.", R"({"b":"1","a":[1,2.5]})"), message("", R"({"b":1,"a":[1,2.5]})")}) {
+    EXPECT_EQ(encode(other, &store).tokens, encode(other, nullptr).tokens) << other;
+  }
+  // The think block in the content, as some clients keep it.
+  const std::string joined =
+      R"({"role":"assistant","content":"<think>\nHm.\n</think>\n\nI look.","tool_calls":[{"function":{"name":"f","arguments":
+          {"a":[1,2.5],"b":1}}}]})";
+  EXPECT_EQ(encode(joined, &store).tokens, replayed.tokens);
+}
+
+TEST(Replay, TurnsThatLoseTheirThinkBlockAreRendered) {
+  const auto messages = parse_messages(parse_json(
+      R"([{"role":"user","content":"Q"},{"role":"assistant","content":"A","reasoning_content":"R"},{"role":"user","content":"P"}])"));
+  ReplayStore store;
+  store.add(messages[1], {1, 2, 3});
+  const Prompt stripped = render_prompt(messages, {}, {});
+  EXPECT_EQ(encode_prompt(tokenizer(), stripped, messages, &store).tokens, encode_prompt(tokenizer(), stripped).tokens);
+  const Prompt preserved = render_prompt(messages, {}, {true, true, true});
+  EXPECT_NE(encode_prompt(tokenizer(), preserved, messages, &store).tokens,
+            encode_prompt(tokenizer(), preserved).tokens);
+}
+
+TEST(Replay, ForgetsTheLeastRecentlyUsed) {
+  const auto message = [](const std::string& content) {
+    Message m;
+    m.role = Role::kAssistant;
+    m.content = content;
+    return m;
+  };
+  ReplayStore store(5);
+  store.add(message("a"), {1, 1});
+  store.add(message("b"), {2, 2});
+  EXPECT_EQ(store.find(message("a")).size(), 2u);
+  store.add(message("c"), {3, 3});
+  EXPECT_TRUE(store.find(message("b")).empty());
+  EXPECT_EQ(store.find(message("a")).size(), 2u);
+  store.add(message("a"), {4});
+  EXPECT_EQ(store.find(message("a")), std::vector<TokenId>{4});
+  EXPECT_EQ(store.find(message("c")).size(), 2u);
+}
+
 }  // namespace
 }  // namespace calla

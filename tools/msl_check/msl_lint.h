@@ -1,3 +1,5 @@
+// Macros that stand for Metal words confuse clang-format, and its result is not stable.
+// clang-format off
 // Declarations of the MSL library for the conformance check: clang compiles kernels against them as C++ for OpenCL,
 // whose front end enforces address spaces. Nothing here runs.
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
@@ -216,10 +218,11 @@ namespace metal {
   vec<half, 4> f(vec<half, 4>, vec<half, 4>);
 #define LINT_MATH                                                                                                    \
   LINT_1(exp)                                                                                                        \
-  LINT_1(exp2) LINT_1(exp10) LINT_1(log) LINT_1(log2) LINT_1(log10) LINT_1(sin) LINT_1(cos) LINT_1(tan) LINT_1(asin) \
-      LINT_1(acos) LINT_1(atan) LINT_1(sinh) LINT_1(cosh) LINT_1(tanh) LINT_1(sqrt) LINT_1(rsqrt) LINT_1(floor)      \
-          LINT_1(ceil) LINT_1(trunc) LINT_1(round) LINT_1(rint) LINT_1(fract) LINT_1(fabs) LINT_2(pow) LINT_2(powr)  \
-              LINT_2(fmod) LINT_2(fmin) LINT_2(fmax) LINT_2(atan2) LINT_2(divide)
+  LINT_1(exp2)                                                                                                       \
+  LINT_1(exp10) LINT_1(log) LINT_1(log2) LINT_1(log10) LINT_1(sin) LINT_1(cos) LINT_1(tan) LINT_1(asin) LINT_1(acos) \
+      LINT_1(atan) LINT_1(sinh) LINT_1(cosh) LINT_1(tanh) LINT_1(sqrt) LINT_1(rsqrt) LINT_1(floor) LINT_1(ceil)      \
+          LINT_1(trunc) LINT_1(round) LINT_1(rint) LINT_1(fract) LINT_1(fabs) LINT_2(pow) LINT_2(powr) LINT_2(fmod)  \
+              LINT_2(fmin) LINT_2(fmax) LINT_2(atan2) LINT_2(divide)
 LINT_MATH
 LINT_1(sign) LINT_1(saturate) LINT_2(copysign) namespace fast { LINT_MATH }
 namespace precise {
@@ -293,14 +296,14 @@ void simdgroup_barrier(mem_flags);
   template <class T> \
   T f(T, ushort);
 LINT_ONE(simd_sum)
-LINT_ONE(simd_product) LINT_ONE(simd_min) LINT_ONE(simd_max) LINT_ONE(simd_and) LINT_ONE(simd_or) LINT_ONE(simd_xor)
-    LINT_ONE(quad_sum) LINT_ONE(quad_min) LINT_ONE(quad_max) LINT_ONE(simd_prefix_inclusive_sum)
-        LINT_ONE(simd_prefix_exclusive_sum) LINT_ONE(simd_prefix_inclusive_product)
-            LINT_ONE(simd_prefix_exclusive_product) LINT_ONE(simd_broadcast_first) LINT_LANE(simd_shuffle)
-                LINT_LANE(simd_broadcast) LINT_LANE(simd_shuffle_xor) LINT_LANE(simd_shuffle_up)
-                    LINT_LANE(simd_shuffle_down) LINT_LANE(simd_shuffle_rotate_up) LINT_LANE(simd_shuffle_rotate_down)
-                        LINT_LANE(quad_shuffle_xor) LINT_LANE(quad_broadcast) template <class T>
-                        T simd_shuffle_and_fill_up(T, T, ushort, ushort = 32);
+LINT_ONE(simd_product)
+LINT_ONE(simd_min) LINT_ONE(simd_max) LINT_ONE(simd_and) LINT_ONE(simd_or) LINT_ONE(simd_xor) LINT_ONE(quad_sum)
+    LINT_ONE(quad_min) LINT_ONE(quad_max) LINT_ONE(simd_prefix_inclusive_sum) LINT_ONE(simd_prefix_exclusive_sum)
+        LINT_ONE(simd_prefix_inclusive_product) LINT_ONE(simd_prefix_exclusive_product) LINT_ONE(simd_broadcast_first)
+            LINT_LANE(simd_shuffle) LINT_LANE(simd_broadcast) LINT_LANE(simd_shuffle_xor) LINT_LANE(simd_shuffle_up)
+                LINT_LANE(simd_shuffle_down) LINT_LANE(simd_shuffle_rotate_up) LINT_LANE(simd_shuffle_rotate_down)
+                    LINT_LANE(quad_shuffle_xor) LINT_LANE(quad_broadcast) template <class T>
+                    T simd_shuffle_and_fill_up(T, T, ushort, ushort = 32);
 template <class T>
 T simd_shuffle_and_fill_down(T, T, ushort, ushort = 32);
 bool simd_any(bool);

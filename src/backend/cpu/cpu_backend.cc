@@ -72,6 +72,7 @@ CpuBackend::CpuBackend(const ModelShape& shape, const ModelWeights& weights, con
   for (int i = 0; i < shape.rotary_dim / 2; ++i)
     rope_frequencies_.push_back(std::pow(static_cast<double>(shape.rope_theta), -2.0 * i / shape.rotary_dim));
   attention_ = std::make_unique<AttentionScratch>(threads_.threads());
+  pickers_.resize(static_cast<size_t>(threads_.threads()));
   for (const LayerWeights& layer : weights.layers) {
     std::vector<float>& taps = conv_taps_.emplace_back();
     if (!layer.gdn) continue;

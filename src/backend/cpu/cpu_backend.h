@@ -19,6 +19,7 @@
 #include "backend/cpu/memory.h"
 #include "backend/cpu/profile.h"
 #include "backend/cpu/state_pool.h"
+#include "backend/cpu/token_picker.h"
 #include "base/thread_pool.h"
 
 namespace calla::cpu {
@@ -149,6 +150,7 @@ class CpuBackend final : public Backend {
   MappedArray<float> rope_;  // [max_rows][rotary_dim]: cosines, then sines
   std::unique_ptr<AttentionScratch> attention_;
   std::vector<AttentionRows> attention_tiles_;
+  std::vector<TokenPicker> pickers_;  // per thread
 
   // The batch that runs.
   Batch batch_;

@@ -77,6 +77,9 @@ struct MatmulKernels {
 // --- rows
 // ------------------------------------------------------------------------------------------------------------
 
+// Logits per block of block_maxima.
+inline constexpr size_t kMaxBlock = 64;
+
 struct RowKernels {
   // out = x / sqrt(mean(x^2) + eps) * weight
   void (*rmsnorm)(const float* x, const float* weight, int n, float eps, float* out);
@@ -95,6 +98,8 @@ struct RowKernels {
   void (*sigmoid_gate)(const float* gate, int n, float* x);
   // The largest of n values, lowest index first; -1 if one is NaN or none exceeds -infinity.
   int64_t (*argmax)(const float* x, int64_t n);
+  // The largest of each block of kMaxBlock values; false if one is NaN.
+  bool (*block_maxima)(const float* x, int64_t n, float* maxima);
 };
 
 // --- Gated DeltaNet

@@ -22,10 +22,10 @@ struct Product {
   bool add = false;  // out += instead of out =
 };
 
-// Panel `panel` (16 outputs) of a matrix.
-struct PanelRef {
+// Panels (of 16 outputs) [begin, end) of a matrix.
+struct PanelRange {
   const WeightMatrix* matrix = nullptr;  // null: none
-  int panel = 0;
+  int begin = 0, end = 0;
 };
 
 // Rows ids[0 .. m) of the activations, or rows [first, first + m) if ids is null.
@@ -46,13 +46,13 @@ class Linear {
   // All products have the same inputs: rows [0, m) of x.
   void multiply(std::span<const Product> products, const Activations& x, int m) const;
 
-  // out[i][0..16) = panel times row i of the set; `next` is fetched ahead.
-  void panel(PanelRef ref, const Activations& x, RowSet rows, float* out, PanelRef next) const;
+  // out[p][i][0..16) = panel range.begin + p times row i of the set; the first panel of `next` is fetched ahead.
+  void panels(PanelRange range, const Activations& x, RowSet rows, float* out, PanelRange next) const;
 
   // Scratch of one thread: kScratchPanels panels of kRowBlock rows.
-  static constexpr int kScratchPanels = 2;
-  float* scratch(int thread, int index) const {
-    return scratch_.data() + (static_cast<size_t>(thread) * kScratchPanels + index) * kRowBlock * kPanel;
+  static constexpr int kScratchPanels = 8;
+  float* scratch(int thread) const {
+    return scratch_.data() + static_cast<size_t>(thread) * kScratchPanels * kRowBlock * kPanel;
   }
 
  private:
@@ -64,6 +64,6 @@ class Linear {
   MappedArray<float> scratch_;
 };
 
-inline int panels(const WeightMatrix& matrix) { return (matrix.n + kPanel - 1) / kPanel; }
+inline int panel_count(const WeightMatrix& matrix) { return (matrix.n + kPanel - 1) / kPanel; }
 
 }  // namespace calla::cpu

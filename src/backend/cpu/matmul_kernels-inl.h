@@ -414,6 +414,40 @@ HWY_INLINE hn::VFromD<IntTag> DotGroup(const uint8_t* w, const int8_t* p, int se
   return hn::VFromD<IntTag>(vaddq_s32(vshlq_n_s32(sum[0], 7), sum[1]));
 }
 
+#elif HWY_TARGET == HWY_NEON
+
+// 4 lanes, without sdot: products are added up in 16 bits, and pairs of them in 32. Products of 4-bit codes fit 16 bits
+// for a whole group (16 * 15 * 127 < 2^15); codes of 8 bits are taken as code - 128, and widened after each dword.
+template <int kBits, int kWords>
+HWY_INLINE hn::VFromD<IntTag> DotGroup(const uint8_t* w, const int8_t* p, int second) {
+  int32x4_t total[2];
+  for (int plane = 0; plane < 2; ++plane) {
+    int16x8_t low16 = vdupq_n_s16(0), high16 = low16;
+    int32x4_t low32 = vdupq_n_s32(0), high32 = low32, x_sum = low32;
+    for (int j = 0; j < kWords; ++j) {
+      const int8_t* x = j < kWords / 2 ? p + 4 * j : p + second + 4 * (j - kWords / 2);
+      const int8x8_t v = vreinterpret_s8_s32(vdup_n_s32(Load4(x + plane * kActivationBlock)));
+      uint8x16_t codes = vld1q_u8(w + j * kPanel * 4);
+      if constexpr (kBits == 4) {
+        low16 = vmlal_s8(low16, vreinterpret_s8_u8(vget_low_u8(codes)), v);
+        high16 = vmlal_s8(high16, vreinterpret_s8_u8(vget_high_u8(codes)), v);
+      } else {
+        codes = veorq_u8(codes, vdupq_n_u8(0x80));
+        low32 = vpadalq_s16(low32, vmull_s8(vreinterpret_s8_u8(vget_low_u8(codes)), v));
+        high32 = vpadalq_s16(high32, vmull_s8(vreinterpret_s8_u8(vget_high_u8(codes)), v));
+        x_sum = vpadalq_s16(x_sum, vmovl_s8(v));
+      }
+    }
+    if constexpr (kBits == 4) {
+      low32 = vpaddlq_s16(low16);
+      high32 = vpaddlq_s16(high16);
+    }
+    total[plane] = vpaddq_s32(low32, high32);
+    if constexpr (kBits == 8) total[plane] = vaddq_s32(total[plane], vshlq_n_s32(vpaddq_s32(x_sum, x_sum), 7));
+  }
+  return hn::VFromD<IntTag>(vaddq_s32(vshlq_n_s32(total[0], 7), total[1]));
+}
+
 #else
 
 template <int kBits, int kWords>

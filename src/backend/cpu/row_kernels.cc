@@ -133,39 +133,51 @@ void SigmoidGate(const float* gate, int n, float* x) {
     hn::StoreU(hn::Mul(hn::LoadU(d, x + i), Sigmoid(d, hn::LoadU(d, gate + i))), d, x + i);
 }
 
-int64_t ArgMax(const float* x, int64_t n) {
-  constexpr int64_t kBlock = 4096;
+bool BlockMaxima(const float* x, int64_t n, float* maxima) {
+  constexpr auto kBlock = static_cast<int64_t>(kMaxBlock);
   const FloatTag d;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  float best = -std::numeric_limits<float>::infinity();
-  int64_t best_block = -1;
-  bool bad = false;
-  for (int64_t from = 0; from < n; from += kBlock) {
-    const int64_t end = std::min(n, from + kBlock);
-    auto largest = hn::Set(d, -std::numeric_limits<float>::infinity());
-    auto nan = hn::Zero(d);  // stays zero without NaN
-    int64_t i = from;
-    for (; i + lanes <= end; i += lanes) {
-      const auto v = hn::LoadU(d, x + i);
-      largest = hn::Max(largest, v);
-      nan = hn::Add(nan, hn::IfThenElseZero(hn::Ne(v, v), v));
-    }
-    float top = hn::GetLane(hn::MaxOfLanes(d, largest));
-    bad |= std::isnan(hn::GetLane(hn::SumOfLanes(d, nan)));
-    for (; i < end; ++i) {
-      bad |= std::isnan(x[i]);
-      top = std::max(top, x[i]);
-    }
-    if (top > best) {
-      best = top;
-      best_block = from;
+  const auto lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
+  auto nan = hn::Zero(d);  // stays zero without NaN
+  bool tail_is_nan = false;
+  for (int64_t from = 0; from < n; from += kBlock, ++maxima) {
+    auto largest = lowest;
+    if (from + kBlock <= n) {
+      for (int64_t i = from; i < from + kBlock; i += static_cast<int64_t>(hn::Lanes(d))) {
+        const auto v = hn::LoadU(d, x + i);
+        largest = hn::Max(largest, v);
+        nan = hn::Add(nan, hn::IfThenElseZero(hn::Ne(v, v), v));
+      }
+      *maxima = hn::GetLane(hn::MaxOfLanes(d, largest));
+    } else {
+      *maxima = -std::numeric_limits<float>::infinity();
+      for (int64_t i = from; i < n; ++i) {
+        tail_is_nan |= std::isnan(x[i]);
+        *maxima = std::max(*maxima, x[i]);
+      }
     }
   }
-  if (bad || best_block < 0) return -1;
-  return std::find(x + best_block, x + n, best) - x;
+  return !tail_is_nan && !std::isnan(hn::GetLane(hn::SumOfLanes(d, nan)));
 }
 
-RowKernels GetRowKernels() { return {RmsNorm, Quantize, Store, Add, SwiGlu, Axpy, SigmoidGate, ArgMax}; }
+int64_t ArgMax(const float* x, int64_t n) {
+  constexpr int64_t kBlocksAtOnce = 64, kStep = kBlocksAtOnce * static_cast<int64_t>(kMaxBlock);
+  float best = -std::numeric_limits<float>::infinity();
+  int64_t best_from = -1;
+  for (int64_t from = 0; from < n; from += kStep) {
+    float maxima[kBlocksAtOnce];
+    const int64_t count = std::min(kStep, n - from);
+    if (!BlockMaxima(x + from, count, maxima)) return -1;
+    const int64_t blocks = (count + static_cast<int64_t>(kMaxBlock) - 1) / static_cast<int64_t>(kMaxBlock);
+    const float top = *std::max_element(maxima, maxima + blocks);
+    if (top > best) {
+      best = top;
+      best_from = from;
+    }
+  }
+  return best_from < 0 ? -1 : std::find(x + best_from, x + n, best) - x;
+}
+
+RowKernels GetRowKernels() { return {RmsNorm, Quantize, Store, Add, SwiGlu, Axpy, SigmoidGate, ArgMax, BlockMaxima}; }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace calla::cpu

@@ -1,10 +1,6 @@
 // Stages that are matrices times rows: the projections around the mixers, the embedding and the head; and
 // pick.
-#include <algorithm>
-#include <vector>
-
 #include "backend/cpu/cpu_backend.h"
-#include "backend/sampling.h"
 #include "base/check.h"
 
 namespace calla::cpu {
@@ -114,25 +110,18 @@ void CpuBackend::head() {
 void CpuBackend::pick() {
   Profile::Scope scope(profile_, Stage::kPick);
   Step& step = current();
-  threads_.for_each(batch_.heads.size(), [&](size_t i, size_t, int) {
+  threads_.for_each(batch_.heads.size(), [&](size_t i, size_t, int thread) {
     const HeadRow& head = batch_.heads[i];
     if (!head.pick) return;
-    const SequenceRows& sequence = batch_.sequences[head.sequence];
-    const std::span<float> logits = step.logits.span().subspan(i * shape_.vocab, shape_.vocab);
-    const SamplingParams& sampling = head.sampling;
-    TokenId token = -1;
-    if (sampling.temperature <= 0 && !sampling.has_penalties() && head.allowed.empty()) {
-      token = static_cast<TokenId>(kernels_.row.argmax(logits.data(), shape_.vocab));
-    } else {
-      std::vector<float> scratch(logits.begin(), logits.end());
-      const int position = positions_[head.row] + 1;  // of the token picked now
-      token = pick_token(scratch, sampling, pool_.counts(sequence.recurrent_slot), head.allowed,
-                         static_cast<uint64_t>(position));
-    }
+    const int state = batch_.sequences[head.sequence].recurrent_slot;
+    const auto position = static_cast<uint64_t>(positions_[head.row] + 1);  // of the token picked now
+    const TokenId token =
+        pickers_[thread].pick(step.logits.span().subspan(i * shape_.vocab, shape_.vocab), head.sampling,
+                              pool_.counts(state), head.allowed, position, kernels_.row);
     step.picked[i] = token;
     if (token < 0) return;
-    pool_.count_token(sequence.recurrent_slot, token);
-    pool_.last_token(sequence.recurrent_slot) = token;
+    pool_.count_token(state, token);
+    pool_.last_token(state) = token;
   });
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kPanelsPerPiece = 4;  // 64 outputs of gate and up (147 KB at hidden 2048), or of all down projections
 
-int pieces_of(const WeightMatrix& matrix) { return (panels(matrix) + kPanelsPerPiece - 1) / kPanelsPerPiece; }
+int pieces_of(const WeightMatrix& matrix) { return (panel_count(matrix) + kPanelsPerPiece - 1) / kPanelsPerPiece; }
 
 // The largest `count` of n values: ids, largest first, lowest id on ties.
 void top_k(const float* values, int n, int count, int* ids) {
@@ -124,18 +124,17 @@ void CpuBackend::experts_up(int layer) {
       p.m = rows_;
       p.out = shared_hidden_.data();
     }
-    p.end = std::min(p.begin + kPanelsPerPiece, panels(p.gate));
+    p.end = std::min(p.begin + kPanelsPerPiece, panel_count(p.gate));
     return p;
   };
   threads_.for_each(count, [&](size_t index, size_t next_index, int thread) {
     const Piece p = place(index);
     Piece following;
-    PanelRef after;
+    PanelRange after;
     if (next_index < count) {
       following = place(next_index);
-      after = {&following.gate, following.begin};
+      after = {&following.gate, following.begin, following.end};
     }
-    float *gate = linear_.scratch(thread, 0), *up = linear_.scratch(thread, 1);
     const auto stride = static_cast<size_t>(p.gate.n);
     for (int from = 0; from < p.m; from += kRowBlock) {
       RowSet rows{nullptr, from, std::min(kRowBlock, p.m - from)};
@@ -146,11 +145,13 @@ void CpuBackend::experts_up(int layer) {
         out = p.out;
         out_rows = p.out_rows + from;
       }
+      float* gate = linear_.scratch(thread);
+      float* up = gate + kPanelsPerPiece * rows.m * kPanel;
+      linear_.panels({&p.gate, p.begin, p.end}, inputs_, rows, gate, {&p.up, p.begin, p.end});
+      linear_.panels({&p.up, p.begin, p.end}, inputs_, rows, up, after);
       for (int panel = p.begin; panel < p.end; ++panel) {
-        linear_.panel({&p.gate, panel}, inputs_, rows, gate, {&p.up, panel});
-        linear_.panel({&p.up, panel}, inputs_, rows, up, panel + 1 < p.end ? PanelRef{&p.gate, panel + 1} : after);
-        const int n = std::min(kPanel, p.gate.n - panel * kPanel);
-        kernels_.row.swiglu(gate, up, rows.m, n, out + panel * kPanel, stride, out_rows);
+        const int at = (panel - p.begin) * rows.m * kPanel, n = std::min(kPanel, p.gate.n - panel * kPanel);
+        kernels_.row.swiglu(gate + at, up + at, rows.m, n, out + panel * kPanel, stride, out_rows);
       }
     }
   });
@@ -178,34 +179,32 @@ void CpuBackend::experts_down_few(const MoeWeights& w) {
   const auto pieces = static_cast<size_t>(pieces_of(w.expert_down_proj));
   const int entries = rows_ * kExpertsPerToken;
   const size_t count = (groups_.size() + 1) * pieces;  // the shared expert last
-  struct Piece {
-    WeightMatrix down;
-    int begin;  // panel
-  };
-  const auto place = [&](size_t index) {
+  const auto matrix = [&](size_t index) {
     const size_t g = index / pieces;
-    return Piece{g < groups_.size() ? w.expert_down_proj.expert(groups_[g].expert) : w.shared_down_proj,
-                 static_cast<int>(index % pieces) * kPanelsPerPiece};
+    return g < groups_.size() ? w.expert_down_proj.expert(groups_[g].expert) : w.shared_down_proj;
+  };
+  const auto range = [&](size_t index, const WeightMatrix& down) {
+    const int begin = static_cast<int>(index % pieces) * kPanelsPerPiece;
+    return PanelRange{&down, begin, std::min(begin + kPanelsPerPiece, panel_count(down))};
   };
   threads_.for_each(count, [&](size_t index, size_t next_index, int thread) {
-    const Piece p = place(index);
-    Piece following{};
-    PanelRef after;
+    const WeightMatrix down = matrix(index);
+    WeightMatrix following;
+    PanelRange after;
     if (next_index < count) {
-      following = place(next_index);
-      after = {&following.down, following.begin};
+      following = matrix(next_index);
+      after = range(next_index, following);
     }
     const size_t g = index / pieces;
     const bool routed = g < groups_.size();
     const RowSet rows =
         routed ? RowSet{nullptr, groups_[g].begin, groups_[g].end - groups_[g].begin} : RowSet{nullptr, 0, rows_};
     float* out = down_products_.data() + static_cast<size_t>(routed ? groups_[g].begin : entries) * hidden;
-    const int end = std::min(p.begin + kPanelsPerPiece, panels(p.down));
-    float* y = linear_.scratch(thread, 0);
-    for (int panel = p.begin; panel < end; ++panel) {
-      linear_.panel({&p.down, panel}, routed ? routed_inputs_ : shared_inputs_, rows, y,
-                    panel + 1 < end ? PanelRef{&p.down, panel + 1} : after);
-      const int n = std::min(kPanel, p.down.n - panel * kPanel);
+    float* y = linear_.scratch(thread);
+    const PanelRange at = range(index, down);
+    linear_.panels(at, routed ? routed_inputs_ : shared_inputs_, rows, y, after);
+    for (int panel = at.begin; panel < at.end; ++panel, y += rows.m * kPanel) {
+      const int n = std::min(kPanel, down.n - panel * kPanel);
       kernels_.row.store(y, rows.m, n, out + panel * kPanel, hidden, nullptr);
     }
   });
@@ -222,17 +221,21 @@ void CpuBackend::experts_down_few(const MoeWeights& w) {
 void CpuBackend::experts_down_many(const MoeWeights& w) {
   const auto stride = static_cast<size_t>(shape_.hidden);
   // Wide pieces use an expert's rows for more panels; narrow ones keep many threads busy.
-  const int per_piece = std::clamp(panels(w.expert_down_proj) / (8 * threads_.threads()), kPanelsPerPiece, 16);
-  const auto count = static_cast<size_t>((panels(w.expert_down_proj) + per_piece - 1) / per_piece);
-  threads_.for_each(count, [&](size_t index, size_t next_index, int thread) {
+  const int all = panel_count(w.expert_down_proj);
+  const int per_piece = std::clamp(all / (8 * threads_.threads()), kPanelsPerPiece, Linear::kScratchPanels);
+  const auto count = static_cast<size_t>((all + per_piece - 1) / per_piece);
+  const auto range = [&](size_t index, const WeightMatrix& down) {
     const int begin = static_cast<int>(index) * per_piece;
-    const int end = std::min(begin + per_piece, panels(w.expert_down_proj));
-    float* y = linear_.scratch(thread, 0);
+    return PanelRange{&down, begin, std::min(begin + per_piece, all)};
+  };
+  threads_.for_each(count, [&](size_t index, size_t next_index, int thread) {
     // The columns of one expert for some rows; `after` is read next.
     const auto add = [&](const WeightMatrix& down, const Activations& x, RowSet rows, const int32_t* out_rows,
-                         float* out, const float* weights, PanelRef after) {
-      for (int panel = begin; panel < end; ++panel) {
-        linear_.panel({&down, panel}, x, rows, y, panel + 1 < end ? PanelRef{&down, panel + 1} : after);
+                         float* out, const float* weights, PanelRange after) {
+      float* y = linear_.scratch(thread);
+      const PanelRange at = range(index, down);
+      linear_.panels(at, x, rows, y, after);
+      for (int panel = at.begin; panel < at.end; ++panel, y += rows.m * kPanel) {
         const int n = std::min(kPanel, down.n - panel * kPanel);
         kernels_.row.add(y, rows.m, n, weights, out + panel * kPanel, stride, out_rows);
       }
@@ -245,13 +248,12 @@ void CpuBackend::experts_down_many(const MoeWeights& w) {
           g + 1 < groups_.size() ? w.expert_down_proj.expert(groups_[g + 1].expert) : w.shared_down_proj;
       for (int from = group.begin; from < group.end; from += kRowBlock)
         add(down, routed_inputs_, {nullptr, from, std::min(kRowBlock, group.end - from)}, entry_rows_.data() + from,
-            residual, entry_weights_.data() + from, {&following, begin});
+            residual, entry_weights_.data() + from, range(index, following));
     }
     const WeightMatrix first_expert = w.expert_down_proj.expert(groups_.front().expert);
     for (int from = 0; from < rows_; from += kRowBlock) {
-      PanelRef after;
-      if (from + kRowBlock >= rows_ && next_index < count)
-        after = {&first_expert, static_cast<int>(next_index) * per_piece};
+      PanelRange after;
+      if (from + kRowBlock >= rows_ && next_index < count) after = range(next_index, first_expert);
       add(w.shared_down_proj, shared_inputs_, {nullptr, from, std::min(kRowBlock, rows_ - from)}, nullptr,
           residual + static_cast<size_t>(from) * stride, slot(Slot::kSharedGate) + from, after);
     }

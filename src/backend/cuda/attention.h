@@ -46,7 +46,7 @@ struct AttentionParams {
 inline constexpr int kPartialFloats = kHeadDim + 2;
 
 // q/k RMSNorm and partial RoPE; q to attn_q, k and v to the cache.
-void attention_prepare(const Launch& launch, const AttentionParams& p);
+void attention_prepare(const Launch& launch, const AttentionParams& p, const Ahead& ahead = {});
 // Every row by itself (decode; also any rows on GPUs before Hopper). `pack_heads` off: each query head reads the cache
 // for itself (the ablation of GQA packing).
 void attention_rows(const Launch& launch, const AttentionParams& p, bool pack_heads);

@@ -7,9 +7,10 @@
 //             read once for all of them (GQA packing) and no lane idles.
 //   Shared    three stages of 16 KiB a warp (cp.async), 192 KiB a block.
 //   Moves     1 KiB of cache a position and KV head. Bandwidth-bound.
-// attention_merge: the splits' results, output gate -> mixed. Grid (q_heads, rows), block 256.
+// attention_merge: the splits' results, output gate -> mixed. Grid (q_heads, rows), block 1024: four shares of the splits.
 #include <cmath>
 
+#include "backend/cuda/ahead.cuh"
 #include "backend/cuda/attention.h"
 #include "backend/cuda/ptx.cuh"
 
@@ -21,9 +22,12 @@ constexpr int kStages = 3;
 constexpr int kWarpRows = kKvPageRows / kWarps;           // 16
 constexpr int kWarpTileBytes = kWarpRows * kHeadDim * 2;  // 8 KiB of keys, as much of values
 constexpr int kSharedBytes = kWarps * kStages * 2 * kWarpTileBytes;
+constexpr int kMergeShares = 4, kMergeThreads = kMergeShares * kHeadDim;
+constexpr int kMaxSplits = kMergeThreads;
 constexpr float kScoreScale = 0.0625f * 1.44269504f;  // 1 / sqrt(256), and exp2 instead of exp
 
-__global__ void __launch_bounds__(256) attention_prepare_kernel(AttentionParams p) {
+__global__ void __launch_bounds__(256) attention_prepare_kernel(AttentionParams p, Ahead ahead) {
+  prefetch_ahead(ahead);
   grid_dependency_wait();
   launch_dependents();
   const int unit = static_cast<int>(blockIdx.x * 8 + threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
@@ -242,38 +246,62 @@ __global__ void __launch_bounds__(kThreads) attention_split(AttentionParams p) {
   }
 }
 
-__global__ void __launch_bounds__(kHeadDim) attention_merge(AttentionParams p) {
+__global__ void __launch_bounds__(kMergeThreads) attention_merge(AttentionParams p) {
+  __shared__ float factors[kMaxSplits];
+  __shared__ float sums[kMergeShares][kHeadDim];
+  __shared__ float warp_tops[kMergeThreads / 32], warp_weights[kMergeThreads / 32];
   launch_dependents();
   const int head = static_cast<int>(blockIdx.x), row = static_cast<int>(blockIdx.y);
-  const int dim = static_cast<int>(threadIdx.x);
+  const int tid = static_cast<int>(threadIdx.x), dim = tid % kHeadDim, part = tid / kHeadDim;
   StepSequence sequence;
   const int pages = (row_length(p.step, row, sequence) + kKvPageRows - 1) / kKvPageRows;
   const int share = (pages + p.splits - 1) / p.splits, used = (pages + share - 1) / share;
   grid_dependency_wait();
   const float* from = p.partial + (static_cast<size_t>(row) * p.q_heads + head) * p.splits * kPartialFloats;
   const float output_gate = __ldcg(p.projected + row * p.stride + head * 2 * kHeadDim + kHeadDim + dim);
-  float top = -INFINITY;
-  for (int i = 0; i < used; ++i) top = fmaxf(top, __ldcg(from + i * kPartialFloats + kHeadDim));
-  float total = 0, weight = 0;
-#pragma unroll 4
-  for (int i = 0; i < used; ++i) {
-    const float factor = exp2f(__ldcg(from + i * kPartialFloats + kHeadDim) - top);
-    total = fmaf(factor, __ldcg(from + i * kPartialFloats + dim), total);
-    weight = fmaf(factor, __ldcg(from + i * kPartialFloats + kHeadDim + 1), weight);
-  }
-  p.mixed[row * p.mixed_stride + head * kHeadDim + dim] = __float2half_rn(total / weight * sigmoid(output_gate));
+
+  // The splits' maxima and weights, one a thread.
+  const float top = tid < used ? __ldcg(from + tid * kPartialFloats + kHeadDim) : -INFINITY;
+  const float weight = tid < used ? __ldcg(from + tid * kPartialFloats + kHeadDim + 1) : 0.0f;
+  const float warp_top = max_lanes(top);
+  if (tid % 32 == 0) warp_tops[tid / 32] = warp_top;
+  __syncthreads();
+  float largest = -INFINITY;
+#pragma unroll
+  for (const float v : warp_tops) largest = fmaxf(largest, v);
+  const float factor = exp2f(top - largest);
+  if (tid < used) factors[tid] = factor;
+  const float warp_weight = sum_lanes(factor * weight);
+  if (tid % 32 == 0) warp_weights[tid / 32] = warp_weight;
+  __syncthreads();
+
+  float total = 0;
+#pragma unroll 8
+  for (int i = part; i < used; i += kMergeShares)
+    total = fmaf(factors[i], __ldcg(from + i * kPartialFloats + dim), total);
+  sums[part][dim] = total;
+  __syncthreads();
+  if (part != 0) return;
+  float all_weight = 0;
+  total = 0;
+#pragma unroll
+  for (const float v : warp_weights) all_weight += v;
+#pragma unroll
+  for (int i = 0; i < kMergeShares; ++i) total += sums[i][dim];
+  p.mixed[row * p.mixed_stride + head * kHeadDim + dim] = __float2half_rn(total / all_weight * sigmoid(output_gate));
 }
 
 }  // namespace
 
-void attention_prepare(const Launch& launch, const AttentionParams& p) {
+void attention_prepare(const Launch& launch, const AttentionParams& p, const Ahead& ahead) {
   check(p.rotary_dim % 16 == 0 && p.rotary_dim <= kHeadDim, "rotary_dim is a multiple of 16, at most 256");
   const int units = p.q_heads + 2 * p.kv_heads;
   launch_kernel(launch, attention_prepare_kernel,
-                dim3(static_cast<unsigned>((units + 7) / 8), static_cast<unsigned>(p.step.rows)), 256, 0, 1, p);
+                dim3(static_cast<unsigned>((units + 7) / 8), static_cast<unsigned>(p.step.rows)), 256, 0, 1, p, ahead);
 }
 
 void attention_rows(const Launch& launch, const AttentionParams& p, bool pack_heads) {
+  check(p.splits <= kMaxSplits, "splits fit a block");
   const auto splits = static_cast<unsigned>(p.splits), rows = static_cast<unsigned>(p.step.rows);
   if (pack_heads) {
     launch_kernel(launch, attention_split<true>, dim3(splits, static_cast<unsigned>(p.kv_heads), rows), kThreads,
@@ -282,7 +310,7 @@ void attention_rows(const Launch& launch, const AttentionParams& p, bool pack_he
     launch_kernel(launch, attention_split<false>, dim3(splits, static_cast<unsigned>(p.q_heads), rows), kThreads,
                   kSharedBytes, 1, p);
   }
-  launch_kernel(launch, attention_merge, dim3(static_cast<unsigned>(p.q_heads), rows), kHeadDim, 0, 1, p);
+  launch_kernel(launch, attention_merge, dim3(static_cast<unsigned>(p.q_heads), rows), kMergeThreads, 0, 1, p);
 }
 
 }  // namespace calla::cuda

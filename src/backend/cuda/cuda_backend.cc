@@ -26,6 +26,7 @@ constexpr MechanismName kMechanisms[] = {
     {"split-kv", &Mechanisms::split_kv},
     {"fused-choice", &Mechanisms::fused_choice},
     {"fused-gdn", &Mechanisms::fused_gdn},
+    {"weight-prefetch", &Mechanisms::weight_prefetch},
     {"wgmma", &Mechanisms::wgmma},
 };
 
@@ -93,9 +94,8 @@ void CudaBackend::allocate_slots() {
   take(slots_.logits, heads * vocab);
 
   convolved_ = DeviceArray<float>(rows * static_cast<size_t>(shape_.gdn_conv_width()), "memory for activations");
-  decay_ = DeviceArray<float>(rows * static_cast<size_t>(shape_.gdn_value_heads), "memory for activations");
-  beta_ = DeviceArray<float>(rows * static_cast<size_t>(shape_.gdn_value_heads), "memory for activations");
-  key_dot_query_ = DeviceArray<float>(rows * static_cast<size_t>(shape_.gdn_key_heads), "memory for activations");
+  block_scalars_ = DeviceArray<float>(gdn_blocks(rows) * static_cast<size_t>(shape_.gdn_value_heads) * kBlockScalars,
+                                      "memory for activations");
   size_t partials = 0;
   for (int n = 1; n <= options_.max_rows; ++n)
     partials = std::max(partials, static_cast<size_t>(n) * static_cast<size_t>(splits(n)));

@@ -38,6 +38,7 @@ struct Mechanisms {
   bool split_kv = true;          // a row's cache is shared out among blocks (decode)
   bool fused_choice = true;      // the experts are chosen inside the expert kernels (decode)
   bool fused_gdn = true;         // one kernel for a GDN token (decode)
+  bool weight_prefetch = true;   // bring the next kernels' weights into L2 meanwhile (decode)
   bool wgmma = true;             // prefill on tensor cores, experts grouped; else eight rows at a time (Hopper)
 
   // Throws UsageError for an unknown name.
@@ -139,7 +140,15 @@ class CudaBackend final : public Backend {
   }
   Launch launch_after_any() const;  // without programmatic dependent launch
   void project(const LayerOnDevice& layer);
-  void multiply(const Linear& w, const __half* x, size_t x_stride, float* out, size_t out_stride, bool add);
+  void multiply(const Linear& w, const __half* x, size_t x_stride, float* out, size_t out_stride, bool add,
+                const Ahead& ahead = {});
+  // What to bring into L2 while a stage runs: parts of a projection's codes and scales, in 1 / `of` shares.
+  struct Share {
+    const Linear* w;
+    int part, of;
+  };
+  Ahead ahead(std::initializer_list<Share> shares) const;
+  const Linear* next_in(int index) const;  // the input projection of the layer after `index`, if any
   void multiply_experts(const PackedView& routed, const PackedView& shared, const __half* x, size_t x_stride,
                         size_t x_choice_stride, std::byte* out, size_t out_stride, size_t out_choice_stride,
                         int columns, int shared_columns, GemmOutput output);
@@ -166,8 +175,8 @@ class CudaBackend final : public Backend {
   std::vector<DeviceBytes> slot_memory_;
   Activations slots_;
   DeviceArray<double> inverse_frequency_;
-  DeviceArray<float> convolved_, decay_, beta_, key_dot_query_;  // GDN prefill scratch
-  DeviceArray<int32_t> pairs_, expert_tile_count_;               // experts' prefill scratch
+  DeviceArray<float> convolved_, block_scalars_;    // GDN prefill scratch
+  DeviceArray<int32_t> pairs_, expert_tile_count_;  // experts' prefill scratch
   DeviceArray<ExpertTile> expert_tiles_;
   DeviceArray<uint16_t> expert_out_;  // bf16 [row][9][hidden]
   DeviceArray<float> partial_;        // split-KV scratch

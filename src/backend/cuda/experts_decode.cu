@@ -8,6 +8,8 @@
 //   Overlap   the choice of experts depends on the router only, which has ended before experts_swiglu_up lets this
 //             kernel start: so it chooses and loads its weights while that kernel still runs.
 //   Moves     9 x 9/16 width hidden bytes of weights a row. Bandwidth-bound.
+#include <algorithm>
+
 #include "backend/cuda/experts_decode.h"
 #include "backend/cuda/gemv.cuh"
 #include "backend/cuda/top_experts.cuh"

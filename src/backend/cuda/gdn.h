@@ -24,12 +24,10 @@ struct GdnParams {
   size_t slot_floats = 0;
   __half* mixed = nullptr;  // [row][mixed_stride]
   size_t mixed_stride = 0;
-  // Prefill scratch: convolved q, k (normalised) and v [row][channels]; decay, beta [row][value_heads];
-  // k . q [row][key_heads].
+  // Prefill scratch: convolved q, k (normalised) and v [row][channels], in whose place of v the scan leaves its output;
+  // and the scalars of each block of four rows [gdn_blocks()][value_heads][kBlockScalars].
   float* convolved = nullptr;
-  float* decay = nullptr;
-  float* beta = nullptr;
-  float* key_dot_query = nullptr;
+  float* block_scalars = nullptr;
 
   __host__ __device__ int channels() const { return (2 * key_heads + value_heads) * kGdnHeadDim; }
   __host__ __device__ size_t state_floats() const {
@@ -37,10 +35,18 @@ struct GdnParams {
   }
 };
 
+// The scan takes a sequence's rows four at a time. Scalars of row t of a block, with G_t the product of the decays of
+// rows 0..t of the block: G_t, beta_t, G_3 / G_t, 0; beta_t G_t / G_j k_t.k_j (j < t, else 0), 0; G_t / G_j q_t.k_j
+// (j <= t, else 0).
+inline constexpr int kBlockRows = 4;
+inline constexpr int kBlockScalars = kBlockRows * 12;
+// The most blocks that `rows` rows can make. Sequence s starts at block first_row / 4 + s.
+constexpr size_t gdn_blocks(size_t rows) { return rows / kBlockRows + rows + 1; }
+
 // True if the fused decode kernel can run: sm_90, and a key head's blocks fit a cluster.
 bool gdn_decode_fits(const DeviceInfo& device, int key_heads, int value_heads);
 // One token of each sequence (step.rows == step.sequence_count), everything in one kernel.
-void gdn_decode(const Launch& launch, const GdnParams& p);
+void gdn_decode(const Launch& launch, const GdnParams& p, const Ahead& ahead);
 // Any rows: three kernels.
 void gdn_prefill(const Launch& launch, const GdnParams& p);
 

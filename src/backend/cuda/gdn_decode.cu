@@ -6,6 +6,7 @@
 //             before all have read it.
 //   Moves     the state once in and once out: 2 x 64 KiB a head; 4.2 MB a layer at the real shape.
 //   Numerics  fp32. S is read once: S_new^T q = g S^T q + (k . q) d, so both dot products share one pass.
+#include "backend/cuda/ahead.cuh"
 #include "backend/cuda/gdn.h"
 #include "backend/cuda/ptx.cuh"
 
@@ -33,7 +34,7 @@ __device__ __forceinline__ void store_remote(float* variable, unsigned block, fl
 #endif
 }
 
-__global__ void __launch_bounds__(kThreads, 3) gdn_step(GdnParams p) {
+__global__ void __launch_bounds__(kThreads, 3) gdn_step(GdnParams p, Ahead ahead) {
   __shared__ float qk[2 * kGdnHeadDim];
   __shared__ float squares[kWarps];
   __shared__ float memory_part[kWarps][kColumns], out_part[kWarps][kColumns], dot_part[kWarps];
@@ -69,6 +70,7 @@ __global__ void __launch_bounds__(kThreads, 3) gdn_step(GdnParams p) {
     value_taps = *reinterpret_cast<const float4*>(p.conv + value_channel * 4);
   }
   const float rate = p.decay_rate[head], dt_bias = p.dt_bias[head], norm = p.norm[part * kColumns + lane];
+  prefetch_ahead(ahead);
   grid_dependency_wait();
 
   const float* projected = p.projected + row * p.stride;
@@ -142,11 +144,11 @@ bool gdn_decode_fits(const DeviceInfo& device, int key_heads, int value_heads) {
   return device.major >= 9 && value_heads / key_heads * kParts <= kMaxCluster;
 }
 
-void gdn_decode(const Launch& launch, const GdnParams& p) {
+void gdn_decode(const Launch& launch, const GdnParams& p, const Ahead& ahead) {
   check(p.step.rows == p.step.sequence_count, "a decode step has one row a sequence");
   launch_kernel(launch, gdn_step,
                 dim3(static_cast<unsigned>(p.value_heads * kParts), static_cast<unsigned>(p.step.rows)), kThreads, 0,
-                static_cast<unsigned>(p.value_heads / p.key_heads * kParts), p);
+                static_cast<unsigned>(p.value_heads / p.key_heads * kParts), p, ahead);
 }
 
 }  // namespace calla::cuda

@@ -9,6 +9,8 @@
 //             they are. The next stage's weights are expanded while the tensor cores work on this one.
 //   Numerics  codes to fp16 exactly, w = scale * code + bias rounded to fp16, x fp16, sums fp32.
 //   Bound     by the tensor cores from about 100 rows an expert on, below by reading the weights.
+#include <algorithm>
+
 #include "backend/cuda/gemm.h"
 #include "backend/cuda/gemv.cuh"
 #include "backend/cuda/wgmma.cuh"
@@ -77,10 +79,12 @@ __device__ __forceinline__ void expand_tile(const std::byte* codes, const std::b
   for (int j = 0; j < 4; ++j) apply_scales<kBits>(a[j], s);
 }
 
+// Where a row of the product reads x and writes its output, in elements.
 struct GemmRow {
-  uint32_t row;
-  uint32_t choice;
+  uint32_t x;
+  uint32_t out;
 };
+inline constexpr uint32_t kNoRow = 0xffffffffu;
 
 template <GemmOutput kOutput>
 __device__ __forceinline__ void write_pair(const GemmParams& p, size_t at, int tile, int r, float low, float high) {
@@ -111,30 +115,42 @@ __device__ __forceinline__ void multiply_tile(const GemmParams& p, const PackedV
   const int tid = static_cast<int>(threadIdx.x), warpgroup = tid / 128, warp = tid / 32 % 4, lane = tid % 32;
   const int first_tile = static_cast<int>(blockIdx.x) * C::kTiles;
   const uint32_t base = shared_address(shared);
-  const size_t tile_codes = w.codes_per_tile(), tile_scales = w.scales_per_tile();
+
+  // What this thread copies of each stage, worked out once: pieces of x rows, of codes, of scales.
+  constexpr int kRowStep = C::kThreads / 8, kRowPasses = (kTileRowsX + kRowStep - 1) / kRowStep;
+  constexpr int kPieces = 32 * kBits / 4;  // 16-byte pieces of a tile's codes
+  constexpr int kCodePasses = C::kTiles * kPieces / C::kThreads;
+  static_assert(C::kTiles * kPieces % C::kThreads == 0 && kRowStep % 8 == 0);
+  const int row0 = tid / 8, piece = tid % 8;
+  const uint32_t row_to = static_cast<uint32_t>(row0 * 128 + (piece ^ (row0 % 8)) * 16);
+  uint32_t x_from[kRowPasses];
+#pragma unroll
+  for (int n = 0; n < kRowPasses; ++n) {
+    const int row = row0 + n * kRowStep;
+    x_from[n] = row < count ? rows[row].x + static_cast<uint32_t>(piece * 8) : kNoRow;
+  }
+  const auto tile_at = [&](int i) { return static_cast<size_t>(min(first_tile + i, w.tiles - 1)); };
+  const uint4* code_from[kCodePasses];
+#pragma unroll
+  for (int n = 0; n < kCodePasses; ++n) {
+    const int i = tid + n * C::kThreads;
+    code_from[n] = w.codes + tile_at(i / kPieces) * w.codes_per_tile() + i % kPieces;
+  }
+  const uint2* scale_from = w.scales + tile_at(min(tid / 4, C::kTiles - 1)) * w.scales_per_tile() + tid % 4 * 2;
 
   const auto load = [&](int k_block) {
     if (k_block < w.padded_groups) {
-      const bool real = k_block < w.groups;  // groups that only pad K have zero weights and need a finite x
       const uint32_t to = base + k_block % kGemmStages * kStageBytes;
-      for (int i = tid; i < kTileRowsX * 8; i += C::kThreads) {
-        const int row = i / 8, piece = i % 8;
-        if (row < count)
-          cp_async16(to + row * 128 + ((piece ^ (row % 8)) * 16),
-                     p.x + rows[row].row * p.x_stride + rows[row].choice * p.x_choice_stride +
-                         (real ? k_block * kGroup + piece * 8 : 0),
-                     real);
-      }
-      const uint32_t codes = to + kTileRowsX * 128, scales = codes + C::kCodeBytes;
-      constexpr int kPieces = 32 * kBits / 4;  // of a tile's codes
-      for (int i = tid; i < C::kTiles * kPieces; i += C::kThreads) {
-        const int tile = min(first_tile + i / kPieces, w.tiles - 1);
-        cp_async16(codes + i * 16, w.codes + tile * tile_codes + static_cast<size_t>(k_block) * kPieces + i % kPieces);
-      }
-      for (int i = tid; i < C::kTiles * 4; i += C::kThreads) {
-        const int tile = min(first_tile + i / 4, w.tiles - 1);
-        cp_async16(scales + i * 16, w.scales + tile * tile_scales + static_cast<size_t>(k_block) * 8 + i % 4 * 2);
-      }
+      const bool real = k_block < w.groups;  // groups that only pad K have zero weights and need a finite x
+#pragma unroll
+      for (int n = 0; n < kRowPasses; ++n)
+        if (x_from[n] != kNoRow)
+          cp_async16(to + row_to + n * kRowStep * 128, p.x + x_from[n] + (real ? k_block * kGroup : 0), real);
+      const uint32_t codes = to + kTileRowsX * 128 + tid * 16,
+                     scales = to + kTileRowsX * 128 + C::kCodeBytes + tid * 16;
+#pragma unroll
+      for (int n = 0; n < kCodePasses; ++n) cp_async16(codes + n * C::kThreads * 16, code_from[n] + k_block * kPieces);
+      if (tid < C::kTiles * 4) cp_async16(scales, scale_from + k_block * 8);
     }
     cp_async_commit();
   };
@@ -191,7 +207,7 @@ __device__ __forceinline__ void multiply_tile(const GemmParams& p, const PackedV
       for (int odd = 0; odd < 2; ++odd) {
         const int column = 8 * i + 2 * q + odd;
         if (column < count && tile < w.tiles) {
-          const size_t at = rows[column].row * p.out_stride + rows[column].choice * p.out_choice_stride;
+          const size_t at = rows[column].out;
           write_pair<kOutput>(p, at, tile, r, acc[b][4 * i + odd], acc[b][4 * i + 2 + odd]);
         }
       }
@@ -217,13 +233,15 @@ __global__ void __launch_bounds__(kGroups * 128, 1) affine_gemm(GemmParams p) {
     count = min(kMaxTileRows, p.rows - first);
   }
   for (int i = static_cast<int>(threadIdx.x); i < count; i += C::kThreads) {
-    const auto index = static_cast<uint32_t>(first + i);
+    const auto index = static_cast<size_t>(first + i);
+    size_t row = index, choice = 0;
     if constexpr (kGrouped) {
       const auto pair = static_cast<uint32_t>(p.pairs[index]);
-      rows[i] = {pair / kExpertsPerToken, pair % kExpertsPerToken};
-    } else {
-      rows[i] = {index, 0};
+      row = pair / kExpertsPerToken;
+      choice = pair % kExpertsPerToken;
     }
+    rows[i] = {static_cast<uint32_t>(row * p.x_stride + choice * p.x_choice_stride),
+               static_cast<uint32_t>(row * p.out_stride + choice * p.out_choice_stride)};
   }
   __syncthreads();
   if (count <= 32) {
@@ -240,6 +258,7 @@ __global__ void __launch_bounds__(kGroups * 128, 1) affine_gemm(GemmParams p) {
 template <int kBits, int kGroups, int kBlocks, bool kGrouped, GemmOutput kOutput>
 void launch_gemm(const Launch& launch, const GemmParams& p) {
   using C = GemmConfig<kBits, kGroups, kBlocks>;
+  check(static_cast<size_t>(p.rows) * std::max(p.x_stride, p.out_stride) < kNoRow, "row offsets fit 32 bits");
   const int largest = kGrouped ? kMaxTileRows : std::min(kMaxTileRows, (p.rows + 31) / 32 * 32);
   const int tiles = kGrouped ? p.max_tiles : (p.rows + kMaxTileRows - 1) / kMaxTileRows;
   const dim3 grid(static_cast<unsigned>((p.w.tiles + C::kTiles - 1) / C::kTiles), static_cast<unsigned>(tiles));

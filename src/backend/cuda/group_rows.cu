@@ -2,6 +2,8 @@
 //   tiles, tile list, scatter of the pairs. Reads the ids twice. The order of the rows of an expert is not fixed, but a
 //   row's result does not depend on its place.
 // sum_experts: a block a row; reads 18 bytes an output, in the order of the choices.
+#include <algorithm>
+
 #include "backend/cuda/group_rows.h"
 #include "backend/cuda/ptx.cuh"
 

@@ -2,9 +2,19 @@
 // Kernel launches: one way to set the attributes, so that the launch wrappers stay short.
 #include <cuda_runtime.h>
 
+#include <cstddef>
+#include <cstdint>
+
 #include "backend/cuda/device.h"
 
 namespace calla::cuda {
+
+// Ranges of device memory that a later kernel will read (see ahead.cuh).
+struct Ahead {
+  static constexpr int kRanges = 4;
+  const std::byte* data[kRanges] = {};
+  uint32_t bytes[kRanges] = {};
+};
 
 // Where and how the kernels of a step are launched.
 struct Launch {

@@ -1,5 +1,7 @@
 #pragma once
 // Kernels that fill weight memory: checkpoint layout -> tile layout, and random contents.
+#include <cstdint>
+
 #include "backend/cuda/layout.h"
 
 namespace calla::cuda {

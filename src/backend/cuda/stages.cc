@@ -1,6 +1,8 @@
 // CudaBackend's stages: which kernels each one launches.
 #include <cstring>
 
+#include <algorithm>
+
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/plain.h"
 #include "base/bf16.h"
@@ -16,7 +18,8 @@ Launch CudaBackend::launch_after_any() const {
 void CudaBackend::embed() { embed_rows(launch_, weights_.embedding, step_, recurrent_.last_picked(), slots_.residual); }
 
 // out = or += w x for rows of fp16 activations.
-void CudaBackend::multiply(const Linear& w, const __half* x, size_t x_stride, float* out, size_t out_stride, bool add) {
+void CudaBackend::multiply(const Linear& w, const __half* x, size_t x_stride, float* out, size_t out_stride, bool add,
+                           const Ahead& ahead) {
   if (!w.packed) {
     for (size_t i = 0; i < w.raw.size(); ++i)
       linear_plain(launch_, w.raw[i], x, x_stride, step_.rows, out + w.columns[i], out_stride, add);
@@ -38,8 +41,32 @@ void CudaBackend::multiply(const Linear& w, const __half* x, size_t x_stride, fl
     in.half = x + static_cast<size_t>(row) * x_stride;
     in.stride = x_stride;
     gemv(launch_, w.view, in, std::min(kMaxGemvRows, step_.rows - row), out + static_cast<size_t>(row) * out_stride,
-         out_stride, w.width, add);
+         out_stride, w.width, add, ahead);
   }
+}
+
+const Linear* CudaBackend::next_in(int index) const {
+  const auto next = static_cast<size_t>(index) + 1;
+  return next < weights_.layers.size() ? &weights_.layers[next].in : nullptr;
+}
+
+Ahead CudaBackend::ahead(std::initializer_list<Share> shares) const {
+  Ahead to;
+  if (!mechanisms_.weight_prefetch || !decode_rows()) return to;
+  int n = 0;
+  for (const Share& share : shares) {
+    if (share.w == nullptr || !share.w->packed) continue;
+    const PackedView& v = share.w->view;
+    const auto add = [&](const void* data, size_t bytes) {
+      const size_t each = bytes / static_cast<size_t>(share.of) / 256 * 256;
+      to.data[n] = static_cast<const std::byte*>(data) + each * static_cast<size_t>(share.part);
+      to.bytes[n++] = static_cast<uint32_t>(each);
+    };
+    const auto tiles = static_cast<size_t>(v.tiles);
+    add(v.codes, tiles * v.codes_per_tile() * sizeof(uint4));
+    add(v.scales, tiles * v.scales_per_tile() * sizeof(uint2));
+  }
+  return to;
 }
 
 // RMSNorm and the layer's input projections.
@@ -51,7 +78,8 @@ void CudaBackend::project(const LayerOnDevice& l) {
     in.norm = l.input_norm;
     in.eps = shape_.rms_eps;
     in.stride = hidden;
-    return gemv(launch_, l.in.view, in, step_.rows, slots_.projected, width, l.in.width, false);
+    return gemv(launch_, l.in.view, in, step_.rows, slots_.projected, width, l.in.width, false,
+                ahead({{&l.out, 0, 1}, {&l.router, 0, 1}}));
   }
   norm_rows(launch_, slots_.residual, nullptr, l.input_norm, shape_.rms_eps, step_.rows, shape_.hidden, slots_.normed);
   multiply(l.in, slots_.normed, hidden, slots_.projected, width, false);
@@ -81,16 +109,14 @@ GdnParams CudaBackend::gdn_params(int index) const {
   p.mixed = slots_.mixed;
   p.mixed_stride = static_cast<size_t>(shape_.mixer_width());
   p.convolved = convolved_.data();
-  p.decay = decay_.data();
-  p.beta = beta_.data();
-  p.key_dot_query = key_dot_query_.data();
+  p.block_scalars = block_scalars_.data();
   return p;
 }
 
 void CudaBackend::mix_gdn(int index) {
   const bool one_row_each = step_.rows == step_.sequence_count;
   if (one_row_each && mechanisms_.fused_gdn && gdn_decode_fits(device_, shape_.gdn_key_heads, shape_.gdn_value_heads)) {
-    gdn_decode(launch_, gdn_params(index));
+    gdn_decode(launch_, gdn_params(index), ahead({{next_in(index), 0, 2}}));
   } else {
     gdn_prefill(launch_, gdn_params(index));
   }
@@ -120,7 +146,9 @@ AttentionParams CudaBackend::attention_params(int index) const {
   return p;
 }
 
-void CudaBackend::prepare_attention(int index) { attention_prepare(launch_, attention_params(index)); }
+void CudaBackend::prepare_attention(int index) {
+  attention_prepare(launch_, attention_params(index), ahead({{next_in(index), 0, 2}}));
+}
 
 void CudaBackend::attend(int index) {
   const bool one_row_each = step_.rows == step_.sequence_count;
@@ -134,7 +162,7 @@ void CudaBackend::attend(int index) {
 void CudaBackend::project_residual(int index) {
   const LayerOnDevice& l = layer(index);
   multiply(l.out, slots_.mixed, static_cast<size_t>(shape_.mixer_width()), slots_.residual,
-           static_cast<size_t>(shape_.hidden), true);
+           static_cast<size_t>(shape_.hidden), true, ahead({{next_in(index), 1, 2}}));
 }
 
 void CudaBackend::route(int index) {

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "backend/cuda/state.h"
 
 #include <cstring>

@@ -14,46 +14,42 @@ struct ChosenExpert {
   float weight;
 };
 
+// Keys order logits to 2^-15 relative (their low byte gives way to the id), far below the rounding of the router's input.
 __device__ __forceinline__ ChosenExpert choose_experts(const float* logits, int experts) {
   constexpr int kPerLane = kMaxFusedExperts / 32;
+  static_assert(kPerLane == 8 && kMaxFusedExperts == 256, "the sorting network has eight inputs, ids eight bits");
   const int lane = static_cast<int>(threadIdx.x % 32);
-  float value[kPerLane];
   uint32_t key[kPerLane];
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int id = lane * kPerLane + i;
-    value[i] = id < experts ? __ldcg(logits + id) : 0.0f;
-    key[i] = id < experts ? max(ordered_bits(value[i]), 1u) : 0u;  // 0: taken
+    key[i] = 0;  // no expert
+    if (id < experts)
+      key[i] = max(ordered_bits(__ldcg(logits + id)) & 0xffffff00u, 0x100u) | static_cast<uint32_t>(255 - id);
   }
+  // Each lane sorts its keys, largest first (Batcher's network) ...
+  constexpr int kNetwork[19][2] = {{0, 1}, {2, 3}, {4, 5}, {6, 7}, {0, 2}, {1, 3}, {4, 6}, {5, 7}, {1, 2}, {5, 6},
+                                   {0, 4}, {1, 5}, {2, 6}, {3, 7}, {2, 4}, {3, 5}, {1, 2}, {3, 4}, {5, 6}};
+#pragma unroll
+  for (int i = 0; i < 19; ++i) {
+    const uint32_t a = key[kNetwork[i][0]], b = key[kNetwork[i][1]];
+    key[kNetwork[i][0]] = max(a, b);
+    key[kNetwork[i][1]] = min(a, b);
+  }
+  // ... and the warp takes the largest head eight times. Keys are distinct, so one lane moves on.
   ChosenExpert mine{0, 0.0f};
-  float largest = 0, sum = 0;
 #pragma unroll
   for (int round = 0; round < kExpertsPerToken; ++round) {
-    uint32_t best = key[0];
+    const uint32_t winner = __reduce_max_sync(0xffffffffu, key[0]);
+    if (lane == round) mine.id = static_cast<int>(255 - (winner & 255));
+    const bool taken = key[0] == winner;
 #pragma unroll
-    for (int i = 1; i < kPerLane; ++i) best = max(best, key[i]);
-    const uint32_t winner = __reduce_max_sync(0xffffffffu, best);
-    const int owner = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, best == winner))) - 1;
-    int id = 0;
-    float logit = 0;
-    bool found = false;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (!found && key[i] == winner) {
-        found = true;
-        id = lane * kPerLane + i;
-        logit = value[i];
-        if (lane == owner) key[i] = 0;
-      }
-    }
-    id = __shfl_sync(0xffffffffu, id, owner);
-    logit = __shfl_sync(0xffffffffu, logit, owner);
-    if (round == 0) largest = logit;
-    const float p = __expf(logit - largest);
-    sum += p;
-    if (lane == round) mine = {id, p};
+    for (int i = 0; i + 1 < kPerLane; ++i) key[i] = taken ? key[i + 1] : key[i];
+    if (taken) key[kPerLane - 1] = 0;
   }
-  mine.weight /= sum;
+  const float logit = lane < kExpertsPerToken ? __ldcg(logits + mine.id) : -INFINITY;
+  mine.weight = __expf(logit - __shfl_sync(0xffffffffu, logit, 0));
+  mine.weight /= sum_lanes(mine.weight);
   return mine;
 }
 
