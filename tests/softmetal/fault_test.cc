@@ -190,6 +190,15 @@ TEST_F(Faults, DivisionByZero) {
   expect(Fault::kUndefined, "divides_by_zero", "100 / i", "division by zero");
 }
 
+TEST_F(Faults, EndlessLoop) {
+  softmetal::Options options = checked();
+  options.dispatch_timeout_seconds = 0.05;
+  softmetal::set_options(options);
+  const auto y = buffer(std::vector<float>(32));
+  fails("never_ends", 32, {{y.get()}});
+  expect(Fault::kEndless, "never_ends", "");
+}
+
 TEST_F(Faults, UnboundBuffer) {
   const auto x = buffer(std::vector<float>(64));
   EXPECT_THAT(run("doubles", {{x.get()}}, {1, 1, 1}, {64, 1, 1}),

@@ -36,6 +36,7 @@ function(softmetal_library name)
       COMMAND ${Python3_EXECUTABLE} ${SOFTMETAL_DIR}/tools/translate.py ${path} --compiler ${CMAKE_CXX_COMPILER}
               --library ${name} ${include_flags} ${define_flags} --depfile ${output}.d --output ${output}
       DEPENDS ${path} ${SOFTMETAL_DIR}/tools/translate.py ${SOFTMETAL_DIR}/tools/msl_text.py
+              ${SOFTMETAL_DIR}/tools/msl_table.py
       DEPFILE ${output}.d
       COMMENT "Translating ${stem}.metal"
       VERBATIM)

@@ -165,6 +165,12 @@ kernel void divides_by_zero(device float* y [[buffer(0)]], uint i [[thread_index
   y[i] = float(100 / i);
 }
 
+kernel void never_ends(device float* y [[buffer(0)]], uint i [[thread_index_in_threadgroup]]) {
+  volatile device float* v = y;
+  while (v[i] == 0) {
+  }
+}
+
 kernel void fills(device float* y [[buffer(0)]], uint i [[thread_position_in_grid]]) { y[i] = float(i); }
 
 kernel void doubles(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],

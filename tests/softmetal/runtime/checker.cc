@@ -244,8 +244,7 @@ void atomic_access(const void* address, uint32_t bytes, AtomicKind kind, const v
   MemoryChecker* checker = worker->dispatch().checker;
   if (!checker) return;
   if (reinterpret_cast<uintptr_t>(address) % bytes != 0)
-    worker->fault(static_cast<int>(Fault::kMisaligned), "an atomic at an address that is not a multiple of its size",
-                  place_of(pc));
+    worker->fault(Fault::kMisaligned, "an atomic at an address that is not a multiple of its size", place_of(pc));
   if (kind != AtomicKind::kStore) checker->access(*worker, address, bytes, false, pc, true);
   if (kind != AtomicKind::kLoad) checker->access(*worker, address, bytes, true, pc, true);
 }

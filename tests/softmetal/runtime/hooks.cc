@@ -1,6 +1,7 @@
 // The functions that -fsanitize=thread calls for every load and store of instrumented kernels. The sanitizer's own
 // runtime is not linked; these report to the checker of the dispatch that runs on this thread.
 #include <cstddef>
+#include <cstring>
 
 #include "checker.h"
 #include "worker.h"
@@ -11,6 +12,7 @@ namespace {
 inline void access(const void* address, size_t bytes, bool write, const void* pc) {
   Worker* worker = Worker::current();
   if (!worker || worker->on_stack(address)) return;
+  worker->tick();
   if (MemoryChecker* checker = worker->dispatch().checker) checker->access(*worker, address, bytes, write, pc);
 }
 
@@ -59,6 +61,21 @@ void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
 void __tsan_read_range(void* p, size_t bytes) { access(p, bytes, false, __builtin_return_address(0)); }
 void __tsan_write_range(void* p, size_t bytes) { access(p, bytes, true, __builtin_return_address(0)); }
+// clang calls these for copies of structs.
+void* __tsan_memcpy(void* to, const void* from, size_t bytes) {
+  access(from, bytes, false, __builtin_return_address(0));
+  access(to, bytes, true, __builtin_return_address(0));
+  return std::memcpy(to, from, bytes);
+}
+void* __tsan_memmove(void* to, const void* from, size_t bytes) {
+  access(from, bytes, false, __builtin_return_address(0));
+  access(to, bytes, true, __builtin_return_address(0));
+  return std::memmove(to, from, bytes);
+}
+void* __tsan_memset(void* to, int value, size_t bytes) {
+  access(to, bytes, true, __builtin_return_address(0));
+  return std::memset(to, value, bytes);
+}
 }
 
 // --- undefined behaviour ---------------------------------------------------------------------------------------------
@@ -85,7 +102,7 @@ struct TypeMismatch {
 
 void undefined(const UndefinedPlace& at, Fault fault, const std::string& message) {
   if (Worker* worker = Worker::current())
-    worker->fault(static_cast<int>(fault), message, std::string(at.file) + ":" + std::to_string(at.line));
+    worker->fault(fault, message, std::string(at.file) + ":" + std::to_string(at.line));
 }
 
 }  // namespace

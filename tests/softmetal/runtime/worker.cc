@@ -180,6 +180,7 @@ void Worker::abandon() {
 // --- collectives ---------------------------------------------------------------------------------------------------
 
 void Worker::collective(const CollectiveKind& kind, void* value, uint64_t param, const std::source_location& at) {
+  tick();
   const uint32_t group = lane_ / kSimdWidth, bit = 1u << (lane_ % kSimdWidth);
   Simdgroup& s = simdgroups_[group];
   Lane& lane = lanes_[lane_];
@@ -221,7 +222,7 @@ void Worker::complete(Simdgroup& s) {
       diverged("lanes of a simdgroup meet in different collectives");
   }
   if (reference.kind->needs_all_lanes && s.waiting != 0xFFFFFFFFu)
-    fault(static_cast<int>(Fault::kDivergence),
+    fault(Fault::kDivergence,
           std::string(reference.kind->name) + " needs all 32 lanes; there are: " + lane_list(s.waiting, base),
           place_of(*reference.at), lane_list(s.waiting, base));
   s.lanes.active = s.waiting;
@@ -232,6 +233,7 @@ void Worker::complete(Simdgroup& s) {
 }
 
 void Worker::barrier(uint32_t fences, const std::source_location& at) {
+  tick();
   const uint32_t group = lane_ / kSimdWidth, bit = 1u << (lane_ % kSimdWidth);
   Simdgroup& s = simdgroups_[group];
   Lane& lane = lanes_[lane_];
@@ -291,16 +293,21 @@ void Worker::simd_barrier(uint32_t fences, const std::source_location& at) {
   collective(kind, nullptr, fences, at);
 }
 
-void Worker::fault(int fault, const std::string& message, const std::string& place, const std::string& lanes) {
-  report_finding({static_cast<Fault>(fault), dispatch_->kernel->name, group_,
-                  lanes.empty() ? std::to_string(lane_) : lanes, place, message});
+void Worker::fault(Fault fault, const std::string& message, const std::string& place, const std::string& lanes) {
+  report_finding(
+      {fault, dispatch_->kernel->name, group_, lanes.empty() ? std::to_string(lane_) : lanes, place, message});
   abandon();
+}
+
+void Worker::check_deadline() {
+  if (std::chrono::steady_clock::now() > dispatch_->deadline)
+    fault(Fault::kEndless, "the dispatch takes longer than Options::dispatch_timeout_seconds", "");
 }
 
 void Worker::missing(uint32_t lane, uint64_t source) {
   const uint32_t base = lane_ / kSimdWidth * kSimdWidth;
   const Lane& asking = lanes_[base + lane];
-  fault(static_cast<int>(Fault::kMissingLane),
+  fault(Fault::kMissingLane,
         std::string(asking.kind->name) + ": lane " + std::to_string(lane) + " reads from lane " +
             std::to_string(source) + ", which is not active (active: " + lane_list(simdgroup().lanes.active, 0) + ")",
         place_of(*asking.at), std::to_string(base + lane));
@@ -335,7 +342,7 @@ void Worker::diverged(const std::string& message) {
     if (s.done && listed <= 8) waits.emplace_back("returned", lane_list(s.done, base));
   }
   for (const auto& [what, who] : waits) text += "; threads " + who + ": " + what;
-  fault(static_cast<int>(Fault::kDivergence), text, first_place, first_lanes);
+  fault(Fault::kDivergence, text, first_place, first_lanes);
 }
 
 // --- a threadgroup ---------------------------------------------------------------------------------------------------
@@ -430,17 +437,16 @@ bool points_to_threadgroup(const volatile void* p) {
   const auto* at = static_cast<const char*>(const_cast<const void*>(p));
   return static_cast<size_t>(at - tls_worker->threadgroup_memory()) < tls_worker->threadgroup_bytes();
 }
-uint32_t active_lanes() { return tls_worker->simdgroup().all & ~tls_worker->simdgroup().done; }
 
 void missing_lane(uint32_t lane, uint64_t source) { tls_worker->missing(lane, source); }
 
 void kernel_fault(const char* message, const std::source_location& at) {
-  tls_worker->fault(static_cast<int>(Fault::kUndefined), message, place_of(at));
+  tls_worker->fault(Fault::kUndefined, message, place_of(at));
 }
 
 void require_bound_bytes(const Invocation& in, int index, size_t bytes) {
   if (in.buffer_bytes[index] >= bytes) return;
-  tls_worker->fault(static_cast<int>(Fault::kOutOfBounds),
+  tls_worker->fault(Fault::kOutOfBounds,
                     "buffer " + std::to_string(index) + " has " + std::to_string(in.buffer_bytes[index]) +
                         " bytes from its offset on; the parameter's type has " + std::to_string(bytes),
                     "");
