@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kThreads, 3) gdn_step(GdnParams p) {
 }  // namespace
 
 bool gdn_decode_fits(const DeviceInfo& device, int key_heads, int value_heads) {
-  return device.major >= 9 && value_heads / key_heads * kParts <= kMaxCluster;
+  return device.is_hopper() && value_heads / key_heads * kParts <= kMaxCluster;
 }
 
 void gdn_decode(const Launch& launch, const GdnParams& p) {
