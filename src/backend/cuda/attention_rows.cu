@@ -5,7 +5,7 @@
 //             running softmax, so warps never wait for each other; they merge once at the end.
 //   Matrix    S^T = K Q^T and O^T = V^T P^T with m16n8k16: the eight query heads are the n side, so each cache row is
 //             read once for all of them (GQA packing) and no lane idles.
-//   Shared    three stages of 16 KiB a warp (cp.async), 192 KiB a block.
+//   Shared    three stages of 16 KiB a warp (cp.async), 192 KiB a block; two or one on GPUs with less.
 //   Moves     1 KiB of cache a position and KV head. Bandwidth-bound.
 // attention_merge: the splits' results, output gate -> mixed. Grid (4 q_heads, rows), block 512: 64 dims, eight
 //   shares of the splits.
@@ -18,10 +18,9 @@ namespace calla::cuda {
 namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kStages = 3;
 constexpr int kWarpRows = kKvPageRows / kWarps;           // 16
 constexpr int kWarpTileBytes = kWarpRows * kHeadDim * 2;  // 8 KiB of keys, as much of values
-constexpr int kSharedBytes = kWarps * kStages * 2 * kWarpTileBytes;
+constexpr int shared_bytes(int stages) { return kWarps * stages * 2 * kWarpTileBytes; }
 constexpr int kMergeDims = 64, kMergeShares = 8, kMergeThreads = kMergeShares * kMergeDims;
 constexpr int kMaxSplits = kMergeThreads;
 constexpr float kScoreScale = 0.0625f * 1.44269504f;  // 1 / sqrt(256), and exp2 instead of exp
@@ -95,7 +94,7 @@ __device__ __forceinline__ int row_length(const StepView& step, int row, StepSeq
   return sequence.position + row - sequence.first_row + 1;
 }
 
-template <bool kPackHeads>
+template <bool kPackHeads, int kStages>
 __global__ void __launch_bounds__(kThreads) attention_split(AttentionParams p) {
   extern __shared__ __align__(128) std::byte shared[];
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
@@ -313,6 +312,19 @@ __global__ void __launch_bounds__(kMergeThreads) attention_merge(AttentionParams
   p.mixed[row * p.mixed_stride + head * kHeadDim + dim] = __float2half_rn(total / all_weight * sigmoid(output_gate));
 }
 
+template <bool kPackHeads>
+void launch_split(const Launch& launch, const AttentionParams& p) {
+  const dim3 grid(static_cast<unsigned>(p.splits), static_cast<unsigned>(kPackHeads ? p.kv_heads : p.q_heads),
+                  static_cast<unsigned>(p.step.rows));
+  const auto run = [&](auto kernel, int stages) {
+    launch_kernel(launch, kernel, grid, kThreads, static_cast<size_t>(shared_bytes(stages)), 1, p);
+  };
+  const int room = launch.device.shared_per_block;
+  if (room >= shared_bytes(3)) return run(attention_split<kPackHeads, 3>, 3);
+  if (room >= shared_bytes(2)) return run(attention_split<kPackHeads, 2>, 2);
+  run(attention_split<kPackHeads, 1>, 1);
+}
+
 }  // namespace
 
 void attention_prepare(const Launch& launch, const AttentionParams& p) {
@@ -324,13 +336,11 @@ void attention_prepare(const Launch& launch, const AttentionParams& p) {
 
 void attention_rows(const Launch& launch, const AttentionParams& p, bool pack_heads) {
   check(p.splits <= kMaxSplits, "splits fit a block");
-  const auto splits = static_cast<unsigned>(p.splits), rows = static_cast<unsigned>(p.step.rows);
+  const auto rows = static_cast<unsigned>(p.step.rows);
   if (pack_heads) {
-    launch_kernel(launch, attention_split<true>, dim3(splits, static_cast<unsigned>(p.kv_heads), rows), kThreads,
-                  kSharedBytes, 1, p);
+    launch_split<true>(launch, p);
   } else {
-    launch_kernel(launch, attention_split<false>, dim3(splits, static_cast<unsigned>(p.q_heads), rows), kThreads,
-                  kSharedBytes, 1, p);
+    launch_split<false>(launch, p);
   }
   launch_kernel(launch, attention_merge, dim3(static_cast<unsigned>(p.q_heads * (kHeadDim / kMergeDims)), rows),
                 kMergeThreads, 0, 1, p);

@@ -2,8 +2,9 @@
 // CudaBackend: the stages of backend.h on an NVIDIA GPU.
 //
 // Reading order: layout.h (weights), step.h (what a step tells the kernels), this file, cuda_backend.cc (steps and their
-// recording), stages.cc (which kernel runs when), then the kernels: linear_decode, experts_decode, gdn_decode,
-// attention_rows for decode; gemm, experts_prefill, gdn_prefill, attention_tiles for prefill; pick; plain for the rest.
+// recording), stages.cc (which kernel runs when), then the kernels: linear_stream, experts_stream (before Hopper
+// linear_decode, experts_decode), gdn_decode, attention_rows for decode; gemm, group_rows, gdn_prefill, attention_tiles for
+// prefill; pick; plain for the rest.
 //
 // Forms. One to eight rows run through the decode kernels (memory-bound, weights read once for all rows); more rows run
 // through the prefill kernels (tensor cores). A step in which every sequence has one row is recorded as a CUDA graph

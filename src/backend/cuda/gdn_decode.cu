@@ -21,9 +21,14 @@ constexpr int kMaxCluster = 8;
 // projection in front, so that each takes one block of this kernel early and its state loads are spread out.
 constexpr size_t kSpreadBytes = 95000;
 
-__device__ __forceinline__ void cluster_barrier() {
+__device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
 
@@ -51,6 +56,7 @@ __global__ void __launch_bounds__(kThreads, 3) gdn_step(GdnParams p) {
   const int key_width = p.key_heads * kGdnHeadDim, channels = p.channels();
 
   launch_dependents();
+  cluster_arrive();  // this block runs: its shared memory may be written to
   float* memory = p.state + static_cast<size_t>(p.step.sequences[row].slot) * p.slot_floats;
   float* state = memory + static_cast<size_t>(head) * kGdnHeadDim * kGdnHeadDim + part * kColumns + lane;
   float* tail = memory + p.state_floats();
@@ -117,11 +123,13 @@ __global__ void __launch_bounds__(kThreads, 3) gdn_step(GdnParams p) {
   const float delta = beta * (values[lane] - decay * memory_sum);
 
   const float out = (decay * out_sum + dot * delta) * q_scale;
+  cluster_wait();  // all blocks of the cluster run
   if (warp == 0) {
     const float total = sum_lanes(out * out);
     if (lane < kParts) store_remote(&head_squares[part], static_cast<unsigned>(rank / kParts * kParts + lane), total);
   }
-  cluster_barrier();
+  cluster_arrive();
+  cluster_wait();
   // After the barrier, which would otherwise wait for these stores to reach memory.
 #pragma unroll
   for (int i = 0; i < kKeys; ++i) __stcs(state + (warp * kKeys + i) * kGdnHeadDim, fmaf(k[i], delta, decay * s[i]));
@@ -143,7 +151,7 @@ __global__ void __launch_bounds__(kThreads, 3) gdn_step(GdnParams p) {
 }  // namespace
 
 bool gdn_decode_fits(const DeviceInfo& device, int key_heads, int value_heads) {
-  return device.major >= 9 && value_heads / key_heads * kParts <= kMaxCluster;
+  return device.is_hopper() && value_heads / key_heads * kParts <= kMaxCluster;
 }
 
 void gdn_decode(const Launch& launch, const GdnParams& p) {

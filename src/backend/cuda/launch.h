@@ -31,7 +31,7 @@ void launch_kernel(const Launch& launch, void (*kernel)(Params...), dim3 grid, u
   config.dynamicSmemBytes = shared_bytes;
   config.stream = launch.stream;
   cudaLaunchAttribute attributes[2]{};
-  if (launch.dependent && launch.device.major >= 9) {
+  if (launch.dependent && launch.device.is_hopper()) {
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
     ++config.numAttrs;

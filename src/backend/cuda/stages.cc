@@ -10,6 +10,12 @@
 
 namespace calla::cuda {
 
+namespace {
+
+constexpr int kFewRows = 32;
+
+}  // namespace
+
 Launch CudaBackend::launch_after_any() const {
   Launch launch = launch_;
   launch.dependent = false;
@@ -38,7 +44,10 @@ void CudaBackend::multiply(const Linear& w, const __half* x, size_t x_stride, in
   }
   // A lone matrix need not be padded in the output (lm_head); parts side by side are.
   const int columns = w.rows.size() == 1 ? w.rows[0] : w.width;
-  if (rows > kMaxGemvRows && wgmma() && columns % 2 == 0 && out_stride % 2 == 0) {  // writes pairs of outputs
+  // The matrix form writes pairs of outputs. With few rows it needs enough blocks of 64 outputs to read weights at speed;
+  // a narrow matrix is read faster by the decode form, several times over.
+  const bool wide = w.view.tiles / 4 >= device_.multiprocessors;
+  if (rows > kMaxGemvRows && wgmma() && (rows > kFewRows || wide) && columns % 2 == 0 && out_stride % 2 == 0) {
     GemmParams p;
     p.w = w.view;
     p.x = x;
