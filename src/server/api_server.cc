@@ -155,6 +155,7 @@ std::optional<std::vector<CollectedReply>> ApiServer::collect(HttpExchange& exch
     return replies;
   }
   std::vector<ReplySummary> summaries;
+  summaries.reserve(replies->size());
   for (const CollectedReply& reply : *replies) summaries.push_back(reply.summary);
   log_replies(exchange, summaries);
   return replies;

@@ -40,7 +40,7 @@ class ResponseDialect : public ReplyDialect {
  private:
   enum class Item { kNone, kReasoning, kMessage, kCall };
 
-  std::string event(const char* type, Json fields);
+  std::string event(const char* type, const Json& fields);
   std::string open(Item item, const ReplyEvent& event);
   std::string close();
   std::string close_text(const char* kind, const Json& part);

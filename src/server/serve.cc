@@ -21,13 +21,15 @@
 namespace calla {
 namespace {
 
-// Keeps SIGINT and SIGTERM from the threads made meanwhile, so that one thread can wait for them.
+// Keeps SIGINT and SIGTERM from the threads made meanwhile, so that one thread can wait for them; and SIGUSR1, which
+// wakes that thread when there is nothing left to wait for.
 class BlockedSignals {
  public:
   BlockedSignals() {
     sigemptyset(&signals_);
     sigaddset(&signals_, SIGINT);
     sigaddset(&signals_, SIGTERM);
+    sigaddset(&signals_, SIGUSR1);
     pthread_sigmask(SIG_BLOCK, &signals_, &previous_);
   }
   ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &previous_, nullptr); }
@@ -40,17 +42,19 @@ class BlockedSignals {
   sigset_t previous_{};
 };
 
-// Calls `on_signal` on a thread of its own for each of the blocked signals.
+// Calls `on_signal` on a thread of its own for each SIGINT and SIGTERM.
 class SignalThread {
  public:
   SignalThread(const BlockedSignals& signals, std::function<void()> on_signal)
       : thread_([this, &signals, on_signal = std::move(on_signal)] {
           int signal = 0;
-          while (sigwait(&signals.set(), &signal) == 0 && !finished_) on_signal();
+          while (sigwait(&signals.set(), &signal) == 0 && !finished_) {
+            if (signal != SIGUSR1) on_signal();
+          }
         }) {}
   ~SignalThread() {
     finished_ = true;
-    pthread_kill(thread_.native_handle(), SIGTERM);
+    pthread_kill(thread_.native_handle(), SIGUSR1);
     thread_.join();
   }
   SignalThread(const SignalThread&) = delete;
