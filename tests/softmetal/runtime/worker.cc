@@ -17,14 +17,14 @@ constexpr size_t kStackBytes = 128 * 1024;
 constexpr size_t kGuardBytes = 4096;
 constexpr size_t kMaxFibers = 1024;
 
-thread_local Worker* tls_worker = nullptr;
-
 // The first set bit of mask at or after `rotation`, going round.
 uint32_t first_from(uint32_t mask, uint32_t rotation) {
   return (static_cast<uint32_t>(std::countr_zero(std::rotr(mask, static_cast<int>(rotation)))) + rotation) % 32;
 }
 
 }  // namespace
+
+constinit thread_local Worker* running_worker = nullptr;
 
 std::string lane_list(uint32_t mask, uint32_t base) {
   std::string text;
@@ -39,8 +39,6 @@ std::string lane_list(uint32_t mask, uint32_t base) {
   }
   return text;
 }
-
-Worker* Worker::current() { return tls_worker; }
 
 Worker::Worker() {
   const size_t slot = kStackBytes + kGuardBytes;
@@ -71,7 +69,7 @@ uint64_t Worker::random() {
 
 void Worker::entry(boost::context::detail::transfer_t from) {
   static_cast<Fiber*>(from.data)->context = from.fctx;
-  tls_worker->fiber_loop();
+  running_worker->fiber_loop();
 }
 
 void Worker::start_fiber(Fiber& fiber) {
@@ -366,8 +364,8 @@ void Worker::prepare_threadgroup_memory() {
 }
 
 bool Worker::run(const DispatchView& dispatch, Size3 group) {
-  Worker* const outer = tls_worker;
-  tls_worker = this;
+  Worker* const outer = running_worker;
+  running_worker = this;
   dispatch_ = &dispatch;
   group_ = group;
   const auto edge = [](uint32_t grid, uint32_t size, uint32_t index) { return std::min(size, grid - index * size); };
@@ -419,42 +417,42 @@ bool Worker::run(const DispatchView& dispatch, Size3 group) {
     }
   }
   if (dispatch.checker) dispatch.checker->end_group(*this);
-  tls_worker = outer;
+  running_worker = outer;
   return !abandoned_;
 }
 
 // --- called by kernels -------------------------------------------------------------------------------------------------
 
 void simd_collective(const CollectiveKind& kind, void* value, uint64_t param, const std::source_location& at) {
-  tls_worker->collective(kind, value, param, at);
+  running_worker->collective(kind, value, param, at);
 }
-void threadgroup_barrier(uint32_t fences, const std::source_location& at) { tls_worker->barrier(fences, at); }
-void simdgroup_barrier(uint32_t fences, const std::source_location& at) { tls_worker->simd_barrier(fences, at); }
+void threadgroup_barrier(uint32_t fences, const std::source_location& at) { running_worker->barrier(fences, at); }
+void simdgroup_barrier(uint32_t fences, const std::source_location& at) { running_worker->simd_barrier(fences, at); }
 void thread_fence(uint32_t, bool) {}
-uint32_t lane_index() { return tls_worker->lane() % kSimdWidth; }
-bool points_to_thread(const volatile void* p) { return tls_worker->on_stack(const_cast<const void*>(p)); }
+uint32_t lane_index() { return running_worker->lane() % kSimdWidth; }
+bool points_to_thread(const volatile void* p) { return running_worker->on_stack(const_cast<const void*>(p)); }
 bool points_to_threadgroup(const volatile void* p) {
   const auto* at = static_cast<const char*>(const_cast<const void*>(p));
-  return static_cast<size_t>(at - tls_worker->threadgroup_memory()) < tls_worker->threadgroup_bytes();
+  return static_cast<size_t>(at - running_worker->threadgroup_memory()) < running_worker->threadgroup_bytes();
 }
 
-void missing_lane(uint32_t lane, uint64_t source) { tls_worker->missing(lane, source); }
+void missing_lane(uint32_t lane, uint64_t source) { running_worker->missing(lane, source); }
 
 void kernel_fault(const char* message, const std::source_location& at) {
-  tls_worker->fault(Fault::kUndefined, message, place_of(at));
+  running_worker->fault(Fault::kUndefined, message, place_of(at));
 }
 
 void require_bound_bytes(const Invocation& in, int index, size_t bytes) {
   if (in.buffer_bytes[index] >= bytes) return;
-  tls_worker->fault(Fault::kOutOfBounds,
-                    "buffer " + std::to_string(index) + " has " + std::to_string(in.buffer_bytes[index]) +
-                        " bytes from its offset on; the parameter's type has " + std::to_string(bytes),
-                    "");
+  running_worker->fault(Fault::kOutOfBounds,
+                        "buffer " + std::to_string(index) + " has " + std::to_string(in.buffer_bytes[index]) +
+                            " bytes from its offset on; the parameter's type has " + std::to_string(bytes),
+                        "");
 }
 
 void* bound_buffer(const Invocation& in, int index) { return in.buffers[index]; }
 void* bound_threadgroup_memory(const Invocation& in, int index) { return in.threadgroup[index]; }
 
-void* threadgroup_address(const ThreadgroupSite& site) { return tls_worker->threadgroup_memory() + site.offset; }
+void* threadgroup_address(const ThreadgroupSite& site) { return running_worker->threadgroup_memory() + site.offset; }
 
 }  // namespace softmetal

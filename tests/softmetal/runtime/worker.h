@@ -66,7 +66,7 @@ class Worker {
   // Runs one threadgroup to its end. False if it had to be abandoned; the finding has been reported.
   bool run(const DispatchView& dispatch, Size3 group);
 
-  static Worker* current();
+  static inline Worker* current();
 
   // Called by kernels, on a fiber.
   void collective(const CollectiveKind& kind, void* value, uint64_t param, const std::source_location& at);
@@ -153,6 +153,10 @@ class Worker {
   void* threadgroup_arguments_[kMaxThreadgroupArguments] = {};
   std::vector<std::pair<uint32_t, uint32_t>> threadgroup_spans_;  // variables and arguments: offset, bytes
 };
+
+// The worker that runs on this OS thread. Every hook asks for it, hence no function call and no search for the variable.
+extern constinit thread_local Worker* running_worker __attribute__((tls_model("initial-exec"), visibility("hidden")));
+inline Worker* Worker::current() { return running_worker; }
 
 // "0-15, 20": the set bits of a mask, shifted by base.
 std::string lane_list(uint32_t mask, uint32_t base);
