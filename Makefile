@@ -1,13 +1,14 @@
 # The commands that people use; CMake presets (CMakePresets.json) do the work.
 #   make chat    install what is missing, build, and talk to the bundled calla-tiny
 #   make test    the same, then run the tests
-#   make check   formatting, clang-tidy, and the tests under sanitizers
+#   make check   formatting, clang-tidy, and the tests under address and undefined-behaviour sanitizers
+#   make tsan    the token loop under the thread sanitizer
 #   make bench   build and measure this machine (calla bench --help for more)
 #   make clean   remove everything that was built
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 CMAKE_BUILD = cmake --build --preset $(1) --parallel $(JOBS)
 
-.PHONY: build chat test check format-check tidy sanitize asan tsan bench clean setup setup-check format
+.PHONY: build chat test check format-check tidy asan tsan bench clean setup setup-check format
 
 setup:
 	@scripts/setup.sh build
@@ -28,7 +29,7 @@ test: setup
 	$(call CMAKE_BUILD,release)
 	ctest --preset release --parallel $(JOBS)
 
-check: setup-check format-check tidy sanitize
+check: setup-check format-check tidy asan
 
 SOURCES = $(shell git ls-files '*.h' '*.cc' '*.cu' '*.cuh')
 
@@ -41,8 +42,6 @@ format-check: setup-check
 tidy: setup-check
 	cmake --preset release -DCALLA_TESTS=ON >/dev/null
 	scripts/tidy.sh build $(JOBS)
-
-sanitize: asan tsan
 
 asan: setup-check
 	cmake --preset asan
