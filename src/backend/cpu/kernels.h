@@ -24,7 +24,7 @@ namespace calla::cpu {
 // rows: a row's result does not depend on which other rows are in the batch.
 inline constexpr int kPanel = 16;
 
-// Quantised activations: a = d * (128 * hi + lo), 15 bits and a sign, one d per group of 64 (or 32) inputs. A
+// Quantised activations: a = d * (256 * hi + lo), 15 bits and a sign, one d per group of 64 (or 32) inputs. A
 // row is a run of blocks of 128 inputs, 256 bytes each: the hi plane, then the lo plane. Within a plane the
 // bytes are in the order in which the codes come out of the weights:
 //   kSplit    the 64 even inputs, then the 64 odd ones (4-bit codes: low nibbles are even, high nibbles odd)
