@@ -1,5 +1,6 @@
-// cuda_bench: the CUDA backend by itself, without a checkpoint.
+// cuda_bench: the CUDA backend by itself; all but `golden` need no checkpoint.
 //   cuda_bench check            every stage against the reference, on random models of tiny and of full width
+//   cuda_bench golden DIR       the golden outputs beside a checkpoint
 //   cuda_bench decode [C...]    decode at batch 1 at the full 40-layer shape, at contexts C (default: ten, 256..128K)
 //   cuda_bench batch [C]        decode with 1..32 sequences at context C (default 1024)
 //   cuda_bench prefill [N...]   prompts of N tokens (default: ten, 256..128K)
@@ -17,7 +18,9 @@
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/synthetic.h"
 #include "model/forward.h"
+#include "model/load_model.h"
 #include "selftest/conformance.h"
+#include "selftest/golden.h"
 
 namespace calla::cuda {
 namespace {
@@ -33,6 +36,7 @@ double median(std::vector<double> v) {
 
 struct Arguments {
   std::string command;
+  std::string path;
   std::vector<int> numbers;
   std::vector<std::string> ablate;
 };
@@ -88,6 +92,27 @@ int check_all(const Arguments& arguments) {
                        {"ragged 5 + 1 + 17", {{3, 5}, {64, 1}, {60, 17}}}};
     run("full width", RandomModel(wide, 6));
   }
+  return bad;
+}
+
+int check_golden(const Arguments& arguments) {
+  const LoadedModel model = load_model(arguments.path);
+  GoldenOptions golden;
+  golden.tolerance = fast_tolerance();
+  BackendOptions options;
+  options.max_rows = golden.chunk;
+  options.max_heads = golden.max_heads;
+  options.ablate = arguments.ablate;
+  const auto backend = create_cuda_backend(model.config.shape, model.weights, options);
+  int bad = 0;
+  for (const GoldenResult& r :
+       run_golden(*backend, model.config.shape, arguments.path + "/golden.safetensors", golden)) {
+    bad += !r.ok;
+    std::printf("golden %-10s %-12s %s relative %.2e, max %.2e, top-1 %.4f, perplexity %+.5f %s\n", r.name.c_str(),
+                r.kind.c_str(), r.ok ? "ok   " : "WRONG", r.relative, r.max_error, r.top1, r.perplexity,
+                r.note.c_str());
+  }
+  std::printf("golden %s: %d wrong\n", arguments.path.c_str(), bad);
   return bad;
 }
 
@@ -362,11 +387,14 @@ int run(int argc, char** argv) {
       arguments.ablate.emplace_back(argv[++i]);
     } else if (arguments.command.empty()) {
       arguments.command = text;
+    } else if (arguments.command == "golden") {
+      arguments.path = text;
     } else {
       arguments.numbers.push_back(std::stoi(text));
     }
   }
   if (arguments.command == "check") return check_all(arguments) == 0 ? 0 : 1;
+  if (arguments.command == "golden") return check_golden(arguments) == 0 ? 0 : 1;
   if (arguments.command == "decode") return bench_decode(arguments), 0;
   if (arguments.command == "batch") return bench_batch(arguments), 0;
   if (arguments.command == "prefill") return bench_prefill(arguments), 0;
@@ -374,7 +402,7 @@ int run(int argc, char** argv) {
     return i < arguments.numbers.size() ? arguments.numbers[i] : otherwise;
   };
   if (arguments.command == "stages") return bench_stages(arguments, number(0, 1), number(1, 4096)), 0;
-  std::fprintf(stderr, "usage: cuda_bench check|decode|batch|prefill|stages [numbers] [--ablate NAME]\n");
+  std::fprintf(stderr, "usage: cuda_bench check|golden DIR|decode|batch|prefill|stages [numbers] [--ablate NAME]\n");
   return 2;
 }
 

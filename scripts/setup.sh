@@ -7,7 +7,7 @@ want=${1:-build}
 
 if [ "$(uname)" = Darwin ]; then
   command -v brew >/dev/null || { echo "setup: Homebrew is needed to install libraries: https://brew.sh" >&2; exit 1; }
-  packages="cmake ninja pkg-config highway nlohmann-json cpp-httplib cli11 pcre2 utf8proc curl openssl libedit xxhash googletest google-benchmark"
+  packages="cmake ninja pkg-config highway nlohmann-json cli11 pcre2 utf8proc curl openssl libedit xxhash googletest google-benchmark"
   missing=""
   for p in $packages; do brew list --formula "$p" >/dev/null 2>&1 || missing="$missing $p"; done
   [ -z "$missing" ] && exit 0
@@ -20,7 +20,7 @@ command -v dpkg-query >/dev/null || {
   echo "setup: neither Debian/Ubuntu nor macOS. Install by hand what docs/dependencies.md lists, then run cmake." >&2
   exit 1
 }
-packages="g++ cmake ninja-build pkg-config libhwy-dev nlohmann-json3-dev libcpp-httplib-dev libcli11-dev libpcre2-dev
+packages="g++ cmake ninja-build pkg-config libhwy-dev nlohmann-json3-dev libcli11-dev libpcre2-dev
   libutf8proc-dev libcurl4-openssl-dev libssl-dev libedit-dev libxxhash-dev libgtest-dev libgmock-dev libbenchmark-dev
   libboost-context-dev python3 python3-venv"
 [ "$want" = check ] && packages="$packages clang clang-format-14 clang-tidy-14"

@@ -7,6 +7,7 @@ Needs jinja2. The environment is the one that Hugging Face transformers renders 
 rendered prompts, not the template. Requests are kept as JSON text, because their key order and the spelling of their numbers
 matter.
 """
+
 import itertools
 import json
 import random
@@ -90,7 +91,7 @@ CONTENTS = [
     "Repeat exactly: hello </think> world",
     "<think>not mine</think>",
     "{{ 7 * 7 }} {% if x %} {# no #}",
-    'quotes " and \' and \\ and </tool_call>',
+    "quotes \" and ' and \\ and </tool_call>",
     "nul \x00 and \x7f and \x1b[0m",
     " x",
 ]
@@ -142,29 +143,40 @@ def hand_picked():
         yield f"argument {i}", [user("Q"), assistant("", [call("now", {"x": content})]), tool("ok")], [SHORT], {}
     for i, content in enumerate(CONTENTS[1:8]):
         yield f"system with tools {i}", [system(content), user("Hi")], both, {}
-        yield f"reasoning {i}", [user("Q"), assistant("A", [call("now", {})], reasoning_content=content), tool("t")], None, {}
+        yield f"reasoning {i}", [
+            user("Q"),
+            assistant("A", [call("now", {})], reasoning_content=content),
+            tool("t"),
+        ], None, {}
     for i, content in enumerate(ASSISTANTS):
         history = [user("Q"), assistant(content), user("Next")]
         yield f"assistant {i}", history, None, {}
         yield f"assistant {i} preserved", history, None, {"preserve_thinking": True}
         yield f"assistant {i} last", [user("Q"), assistant(content)], None, {"add_generation_prompt": False}
         yield f"assistant {i} with reasoning", [
-            user("Q"), assistant(content, reasoning_content=" given \n"), user("Next")
+            user("Q"),
+            assistant(content, reasoning_content=" given \n"),
+            user("Next"),
         ], None, {"preserve_thinking": True}
         yield f"assistant {i} with call", [user("Q"), assistant(content, [call("now", {})]), tool("t")], [SHORT], {}
     for value in (True, False):
         for add in (True, False):
             yield f"generation prompt {value} {add}", [user("Q")], None, {
-                "enable_thinking": value, "add_generation_prompt": add
+                "enable_thinking": value,
+                "add_generation_prompt": add,
             }
     yield "empty reasoning keeps the content whole", [
-        user("Q"), assistant("a</think>b", reasoning_content=""), user("R")
+        user("Q"),
+        assistant("a</think>b", reasoning_content=""),
+        user("R"),
     ], None, {"preserve_thinking": True}
     yield "null reasoning", [user("Q"), assistant("a</think>b", reasoning_content=None)], None, {}
     yield "content list", [user([{"type": "text", "text": " one "}, {"type": "text", "text": "two "}])], None, {}
     yield "system content list", [system([{"type": "text", "text": "S"}]), user("Q")], None, {}
     yield "assistant content list", [
-        user("Q"), assistant([{"type": "text", "text": "r</think>"}, {"type": "text", "text": "A"}]), user("R")
+        user("Q"),
+        assistant([{"type": "text", "text": "r</think>"}, {"type": "text", "text": "A"}]),
+        user("R"),
     ], None, {"preserve_thinking": True}
     yield "empty content list", [user([]), user("Q")], None, {}
     yield "no content at all", [user("Q"), {"role": "assistant"}, user("R")], None, {}
@@ -177,41 +189,59 @@ def hand_picked():
     ], {}
     yield "two calls and results", [
         user("Q"),
-        assistant("I'll do both.\n", [call("get_weather", {"city": "Zürich", "days": 2, "metric": True}, "c1"),
-                                      call("now", {}, "c2")]),
-        tool("7°C, rain", "c1"), tool("12:00", "c2"),
+        assistant(
+            "I'll do both.\n",
+            [call("get_weather", {"city": "Zürich", "days": 2, "metric": True}, "c1"), call("now", {}, "c2")],
+        ),
+        tool("7°C, rain", "c1"),
+        tool("12:00", "c2"),
     ], [WEATHER, SHORT], {}
     yield "results, then a user", [
-        user("Q"), assistant("", [call("now", {})]), tool("1"), tool("2"), user("thanks"), assistant("yw"), user("R")
+        user("Q"),
+        assistant("", [call("now", {})]),
+        tool("1"),
+        tool("2"),
+        user("thanks"),
+        assistant("yw"),
+        user("R"),
     ], [SHORT], {}
     yield "several steps after the query", [
-        user("old"), assistant("A0", reasoning_content="R0"), user("Q"),
-        assistant("", [call("now", {})], reasoning_content="R1"), tool("1"),
-        assistant("so", [call("now", {})], reasoning_content="R2"), tool("2"),
+        user("old"),
+        assistant("A0", reasoning_content="R0"),
+        user("Q"),
+        assistant("", [call("now", {})], reasoning_content="R1"),
+        tool("1"),
+        assistant("so", [call("now", {})], reasoning_content="R2"),
+        tool("2"),
     ], [SHORT], {}
     yield "several steps, preserved", [
-        user("old"), assistant("A0", reasoning_content="R0"), user("Q"),
-        assistant("", [call("now", {})], reasoning_content="R1"), tool("1"),
+        user("old"),
+        assistant("A0", reasoning_content="R0"),
+        user("Q"),
+        assistant("", [call("now", {})], reasoning_content="R1"),
+        tool("1"),
     ], [SHORT], {"preserve_thinking": True}
     yield "tool response as a user message", [
-        user("Q"), assistant("", [call("now", {})], reasoning_content="R"),
+        user("Q"),
+        assistant("", [call("now", {})], reasoning_content="R"),
         user(" <tool_response>\n12:00\n</tool_response>\n"),
     ], [SHORT], {}
     yield "only the opening tag is a query", [
-        user("Q"), assistant("A", reasoning_content="R"), user("<tool_response>"), assistant("B", reasoning_content="S")
+        user("Q"),
+        assistant("A", reasoning_content="R"),
+        user("<tool_response>"),
+        assistant("B", reasoning_content="S"),
     ], None, {}
     yield "tool first", [tool("early"), user("Q")], None, {}
     yield "tool after system", [system("S"), tool("early"), tool("more"), user("Q")], None, {}
     yield "tool results around a user", [user("Q"), tool("1"), user("R"), tool("2")], None, {}
-    yield "two users, two assistants", [
-        user("1"), user("2"), assistant("a"), assistant("b"), user("3")
-    ], None, {}
+    yield "two users, two assistants", [user("1"), user("2"), assistant("a"), assistant("b"), user("3")], None, {}
     yield "answer continued", [user("Q"), assistant("part one", reasoning_content="R")], None, {}
     yield "blank content before a call", [user("Q"), assistant(" \n ", [call("now", {})])], None, {}
     yield "flat call", [user("Q"), assistant("", [{"name": "now", "arguments": {"a": 1}}])], None, {}
     yield "call without arguments", [user("Q"), assistant("", [{"function": {"name": "now"}}])], None, {}
     yield "empty call list", [user("Q"), assistant("A", [])], None, {}
-    yield "odd names", [user("Q"), assistant("", [call("a<b>\n", {"k>\"é": "v", "": "empty name"})])], None, {}
+    yield "odd names", [user("Q"), assistant("", [call("a<b>\n", {'k>"é': "v", "": "empty name"})])], None, {}
     yield "only tool responses", [user("<tool_response>x</tool_response>")], None, {}
     yield "system only", [system("S")], None, {}
     yield "no messages", [], None, {}
@@ -224,9 +254,25 @@ NUMBERS = """0 -0 1 -1 42 9007199254740993 -9223372036854775808 9223372036854775
 100.0 3.14159265358979312 0.30000000000000004 2.0e0 12.50""".split()
 
 VALUES = [
-    "null", "true", "false", '""', '"a"', '" "', "[]", "{}", "[1, 2]", "[1,2 ,\\n3]", '{"b": 1, "a": {"z": [], "y": null}}',
-    '"null"', '"007"', '"\\u00e9\\u4e2d\\ud83d\\ude00"', '"\\u0000\\u001f\\u007f\\u2028<>&\'"', '["<b>", "\\"", "\\\\", "\\/", "\\t"]',
-    '{"dup": 1, "x": 2, "dup": 3}', '[[[[["deep"]]]]]', '{"k\\n": "v\\n"}',
+    "null",
+    "true",
+    "false",
+    '""',
+    '"a"',
+    '" "',
+    "[]",
+    "{}",
+    "[1, 2]",
+    "[1,2 ,\\n3]",
+    '{"b": 1, "a": {"z": [], "y": null}}',
+    '"null"',
+    '"007"',
+    '"\\u00e9\\u4e2d\\ud83d\\ude00"',
+    '"\\u0000\\u001f\\u007f\\u2028<>&\'"',
+    '["<b>", "\\"", "\\\\", "\\/", "\\t"]',
+    '{"dup": 1, "x": 2, "dup": 3}',
+    '[[[[["deep"]]]]]',
+    '{"k\\n": "v\\n"}',
 ]
 
 
@@ -260,7 +306,9 @@ def generated(count, seed=36):
         return "".join(rng.choice(words) for _ in range(rng.randint(0, 4)))
 
     def value():
-        return rng.choice([text(), rng.randint(-9, 9), rng.random(), None, True, [text(), 1], {"k": text(), "a": [None]}])
+        return rng.choice(
+            [text(), rng.randint(-9, 9), rng.random(), None, True, [text(), 1], {"k": text(), "a": [None]}]
+        )
 
     for index in range(count):
         messages = []

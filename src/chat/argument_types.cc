@@ -141,7 +141,7 @@ std::optional<std::string> argument_json(std::string_view raw, ArgumentTypes typ
     if (const auto value = as_boolean(text, may_be_string)) return *value ? "true" : "false";
   }
   if (types.has(Types::kInteger)) {
-    if (const auto digits = as_integer(text)) return digits;
+    if (auto digits = as_integer(text)) return digits;
   }
   if (types.has(Types::kNumber)) {
     const Json value = try_parse_json(text);

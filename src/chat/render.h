@@ -49,8 +49,8 @@ struct RenderOptions {
   bool add_generation_prompt = true;
 };
 
-// An assistant message's reasoning and content, stripped. Without `reasoning_content`, content that holds a closing think
-// tag is divided there, as the template does.
+// An assistant message's reasoning and content, stripped. Without `reasoning_content`, content that holds a closing
+// think tag is divided there, as the template does.
 struct AssistantText {
   std::string_view reasoning;
   std::string_view content;

@@ -1,9 +1,9 @@
 #pragma once
 // ReplayStore: the tokens of the model's own replies, for when a client sends them back as history.
 //
-// A reply that comes back is rendered from what the parser made of it, and may then differ in a blank, in the order or the
-// spelling of a call's arguments, or in how the text is cut into tokens. Each such difference would end the prefix that
-// the cache knows. So an equivalent message is given the tokens that the model wrote.
+// A reply that comes back is rendered from what the parser made of it, and may then differ in a blank, in the order or
+// the spelling of a call's arguments, or in how the text is cut into tokens. Each such difference would end the prefix
+// that the cache knows. So an equivalent message is given the tokens that the model wrote.
 #include <cstddef>
 #include <list>
 #include <mutex>

@@ -7,7 +7,8 @@
 namespace calla {
 
 // Passes text on up to the first stop string that is complete, and holds back only what may be the beginning of one.
-// The result does not depend on how the text is cut into chunks. Of stop strings that end at the same byte, the longest counts.
+// The result does not depend on how the text is cut into chunks. Of stop strings that end at the same byte, the longest
+// counts.
 class StopStrings {
  public:
   explicit StopStrings(std::vector<std::string> stops);  // empty ones are ignored

@@ -1,16 +1,10 @@
 #include "checkpoint/inspect.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#ifdef __APPLE__
-#include <sys/sysctl.h>
-#endif
 
 #include "checkpoint/describe.h"
 #include "checkpoint/tensor_names.h"
@@ -155,28 +149,6 @@ void add_tensor_table(Lines& lines, const InspectReport& report) {
 
 }  // namespace
 
-MachineMemory machine_memory() {
-  MachineMemory memory;
-#ifdef __APPLE__
-  size_t size = sizeof(memory.total);
-  if (::sysctlbyname("hw.memsize", &memory.total, &size, nullptr, 0) != 0) return {};
-  memory.available = memory.total / 4 * 3;  // what macOS lets one process wire for a GPU, by default
-#else
-  const long pages = ::sysconf(_SC_PHYS_PAGES);
-  const long page = ::sysconf(_SC_PAGESIZE);
-  if (pages > 0 && page > 0) memory.total = static_cast<uint64_t>(pages) * static_cast<uint64_t>(page);
-  memory.available = memory.total;
-  std::ifstream info("/proc/meminfo");
-  for (std::string key, unit; info >> key;) {
-    uint64_t kib = 0;
-    if (!(info >> kib)) break;
-    std::getline(info, unit);
-    if (key == "MemAvailable:") memory.available = kib * 1024;
-  }
-#endif
-  return memory;
-}
-
 InspectReport inspect(const Checkpoint& checkpoint, const ModelConfig& config, const InspectOptions& options) {
   InspectReport report;
   report.directory = checkpoint.directory().string();
@@ -187,11 +159,20 @@ InspectReport inspect(const Checkpoint& checkpoint, const ModelConfig& config, c
   if (options.tensors) report.tensors.assign(checkpoint.tensors().begin(), checkpoint.tensors().end());
   std::array<uint64_t, kParts> bytes{};
   std::array<uint64_t, kParts> parameters{};
+  uint64_t odd = 0;  // tensors that cannot be used where they lie
+  uint64_t odd_bytes = 0;
   for (const Tensor& tensor : checkpoint.tensors()) {
     const Part part = part_of(tensor.name);
     bytes[part] += tensor.data.size();
     parameters[part] += parameters_of(tensor, config.quant);
+    if (part == kUnused || part == kOther || tensor.aligned()) continue;
+    ++odd;
+    odd_bytes += tensor.data.size();
   }
+  if (odd > 0)
+    report.warnings.push_back(std::to_string(odd) +
+                              " tensors lie at odd addresses in their files; loading has to copy " +
+                              describe_bytes(odd_bytes) + " into memory; `calla align` rewrites them once");
   uint64_t weights = 0;
   for (int i = 0; i < kParts; ++i) {
     const auto part = static_cast<Part>(i);

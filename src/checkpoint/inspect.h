@@ -8,6 +8,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/config.h"
+#include "checkpoint/machine_memory.h"
 
 namespace calla {
 
@@ -21,12 +22,6 @@ struct MemoryPlan {
   uint64_t scratch = 0;          // activations of one prefill chunk, fp32
   uint64_t total() const { return weights + recurrent_state + kv_cache + scratch; }
 };
-
-struct MachineMemory {
-  uint64_t total = 0;
-  uint64_t available = 0;  // without pushing anything else out
-};
-MachineMemory machine_memory();
 
 struct PartBytes {
   std::string part;  // "routed experts"

@@ -16,8 +16,9 @@ struct QuantisedMatrix {
   std::vector<bf16> biases;     // [rows][columns / group]
 };
 
-// `weights` is row-major with rows of whole groups, so rows need not be told apart. The group's extreme value of larger
-// magnitude gets an exact code, and zero does. Codes are chosen with the scale and bias before they are rounded to bf16.
+// `weights` is row-major with rows of whole groups, so rows need not be told apart. The group's extreme value of
+// larger magnitude gets an exact code, and zero does. Codes are chosen with the scale and bias before they are rounded
+// to bf16.
 QuantisedMatrix quantise(std::span<const float> weights, const QuantSpec& spec);
 
 // The weights that the codes stand for, with the rounded scales and biases.

@@ -34,11 +34,13 @@ int run(int argc, char** argv) {
   int exit_code = 0;
   add_chat_command(app, exit_code);
   add_run_command(app, exit_code);
+  add_serve_command(app, exit_code);
   add_pull_commands(app, exit_code);
   add_bench_command(app, exit_code);
   add_eval_command(app, exit_code);
   add_inspect_command(app, exit_code);
   add_tokenize_command(app, exit_code);
+  add_align_command(app, exit_code);
   add_make_checkpoint_command(app, exit_code);
   add_selftest_command(app, exit_code);
   try {

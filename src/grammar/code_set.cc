@@ -1,7 +1,6 @@
 #include "grammar/code_set.h"
 
 #include <algorithm>
-#include <map>
 #include <string>
 
 #include "grammar/characters.h"

@@ -1,6 +1,7 @@
 #pragma once
 // CodeSet: a set of Unicode code points as sorted ranges, and its translation into grammar edges over UTF-8
 // bytes.
+#include <initializer_list>
 #include <vector>
 
 #include "grammar/grammar.h"

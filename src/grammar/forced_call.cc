@@ -67,6 +67,9 @@ class CallBuilder {
         parameters(tools[i], named, closing);
       } catch (const RequestError& error) {
         throw RequestError("function \"" + name + "\": " + error.what(), field + ".parameters", error.code());
+      } catch (const SchemaJson::exception& error) {  // a keyword's value has the wrong type
+        throw RequestError("function \"" + name + "\": the schema is malformed: " + error.what(),
+                           field + ".parameters");
       }
     }
     const NodeId tag_open = grammar_.add_node();
@@ -92,7 +95,7 @@ class CallBuilder {
   void parameter_list(SchemaCompiler& compiler, const SchemaJson& schema, bool strict, NodeId from, NodeId to) {
     const SchemaPath at;
     if (strict)
-      for (const char* key : {"patternProperties", "minProperties", "maxProperties", "enum", "const"})
+      for (const char* key : {"patternProperties", "propertyNames", "minProperties", "maxProperties", "enum", "const"})
         if (schema.contains(key))
           refuse_schema(at / key, "the keyword \"" + std::string(key) + "\" is not supported for parameters");
     for (const ObjectProperty& property : object_properties(schema, at)) {

@@ -1,7 +1,7 @@
 #include "grammar/json_rules.h"
 
 #include <algorithm>
-#include <span>
+#include <utility>
 
 #include "grammar/characters.h"
 #include "grammar/code_set.h"
@@ -233,6 +233,8 @@ void JsonRules::other_key(NodeId from, const std::vector<std::string>& taken, No
   grammar_.add_bytes(from, '"', '"', open);
   grammar_.add_repeat(free_text, string_character(), 0, Grammar::kUnbounded, close);
   grammar_.add_bytes(close, '"', '"', to);
+  const NodeId beyond_ascii = grammar_.add_node();
+  CodeSet{{0x80, CodeSet::kMax}}.add_edges(grammar_, beyond_ascii, free_text);
   struct Group {
     NodeId node;
     size_t begin, end, depth;
@@ -244,7 +246,7 @@ void JsonRules::other_key(NodeId from, const std::vector<std::string>& taken, No
     CodeSet leaving{{0x20, CodeSet::kMax}};
     leaving.remove('"', '"');
     leaving.remove('\\', '\\');
-    bool is_taken = false;
+    bool is_taken = false, is_ascii = true;
     for (size_t i = group.begin; i < group.end;) {
       if (names[i].size() == group.depth) {
         is_taken = true;
@@ -255,6 +257,7 @@ void JsonRules::other_key(NodeId from, const std::vector<std::string>& taken, No
       size_t j = i;
       while (j < group.end && names[j][group.depth] == c) ++j;
       leaving.remove(c, c);
+      is_ascii = is_ascii && c < 0x80;
       const bool written_plainly = c >= 0x20 && c != '"' && c != '\\';
       if (written_plainly) {
         const NodeId next = grammar_.add_node();
@@ -262,6 +265,10 @@ void JsonRules::other_key(NodeId from, const std::vector<std::string>& taken, No
         pending.push_back({next, i, j, group.depth + 1});
       }
       i = j;
+    }
+    if (is_ascii) {  // what lies beyond is the same for all such nodes
+      leaving.remove(0x80, CodeSet::kMax);
+      grammar_.add_epsilon(group.node, beyond_ascii);
     }
     leaving.add_edges(grammar_, group.node, free_text);
     if (!is_taken) grammar_.add_bytes(group.node, '"', '"', to);

@@ -4,7 +4,6 @@
 // Blank space is limited, so that a model cannot write blanks for ever: between parts there is nothing, one space, or a
 // line break with indentation. Numbers have at most 18 digits before and after the point and an exponent of two, so that
 // integers fit 64 bits and all fit a double.
-#include <map>
 #include <string>
 #include <string_view>
 #include <vector>

@@ -39,8 +39,9 @@ void Matcher::clear() {
   start_ = intern();
 }
 
-Matcher::StateId Matcher::trim(StateId state) {
-  if (states_.size() <= kKeptStates && total_positions_ <= kMaxTotalPositions / 4) return state;
+Matcher::StateId Matcher::trim(StateId state, bool force) {
+  work_ = 0;
+  if (!force && states_.size() <= kKeptStates && total_positions_ <= kMaxTotalPositions / 4) return state;
   if (state == start_ || state == kDead) {
     const bool was_dead = state == kDead;
     ++generation_;
@@ -91,7 +92,10 @@ void Matcher::visit(Position position) {
   const uint32_t height = grammar_->node(position.node).height;
   if (height == Grammar::kNone || frames_[position.stack].depth + height > Grammar::kMaxDepth) return;
   // A state with very many positions loses some: narrower than the grammar, but sound as long as one is left.
-  if (visited_count_ >= kMaxPositions && (!gathered_.empty() || visited_count_ >= kVisitedSlots / 2)) return;
+  if (visited_count_ >= kMaxPositions && (!gathered_.empty() || visited_count_ >= kVisitedSlots / 2)) {
+    has_dropped_ = true;
+    return;
+  }
   size_t slot = mix(mix(1, position.node), position.stack) & (kVisitedSlots - 1);
   while (visited_epoch_[slot] == epoch_) {
     if (visited_table_[slot] == position) return;
@@ -100,6 +104,7 @@ void Matcher::visit(Position position) {
   visited_epoch_[slot] = epoch_;
   visited_table_[slot] = position;
   ++visited_count_;
+  ++work_;
   pending_.push_back(position);
 }
 
@@ -173,6 +178,7 @@ Matcher::StateId Matcher::intern() {
 }
 
 Matcher::StateId Matcher::compute_step(StateId state, uint8_t byte) {
+  if (!has_room()) return kDead;  // not remembered, since trim() makes room again
   ++epoch_;
   visited_count_ = 0;
   for (const Position& at : states_[state].positions)
@@ -181,7 +187,7 @@ Matcher::StateId Matcher::compute_step(StateId state, uint8_t byte) {
       if (edge.kind == Grammar::EdgeKind::kBytes && edge.low <= byte && byte <= edge.high) reach(edge.target, at.stack);
     }
   const StateId next = intern();
-  if (next == kUnknown) return kDead;  // out of numbers: not remembered, since trim() makes room again
+  if (next == kUnknown) return kDead;
   std::unique_ptr<Transitions>& table = states_[state].transitions;
   if (table == nullptr) {
     table = std::make_unique<Transitions>();
@@ -200,6 +206,7 @@ Matcher::StateId Matcher::step(StateId state, std::string_view bytes) {
 }
 
 Matcher::StateId Matcher::step_token(StateId state, TokenId token) {
+  if (!has_room()) return kDead;
   ++epoch_;
   visited_count_ = 0;
   for (const Position& at : states_[state].positions)

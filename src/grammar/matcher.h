@@ -52,10 +52,14 @@ class Matcher {
   };
   std::optional<Text> text(StateId state) const { return states_[state].text; }
 
-  // Forgets states if many were made; returns the number under which `state` lives on. All other numbers,
-  // start() excepted, are void if it changed generation().
-  StateId trim(StateId state);
+  // To be called before each step of generation: forgets states if many were made (or if `force`), and starts a new
+  // budget of work. Returns the number under which `state` lives on; all other numbers, start() excepted, are void if it
+  // changed generation().
+  StateId trim(StateId state, bool force = false);
   uint64_t generation() const { return generation_; }
+
+  // Whether a state ever had more positions than are kept, so that something that fits may have been refused.
+  bool has_dropped() const { return has_dropped_; }
 
  private:
   using NodeId = Grammar::NodeId;
@@ -64,7 +68,9 @@ class Matcher {
   static constexpr StackId kEmptyStack = 0;
   static constexpr size_t kKeptStates = 2048;    // more than these: trim() forgets
   static constexpr size_t kMaxPositions = 4096;  // of one state
-  static constexpr size_t kMaxTotalPositions = 400'000;
+  // Room for a token of 255 bytes in the largest states after the most that trim() leaves; a step stays below 100 MB.
+  static constexpr size_t kMaxTotalPositions = 1'500'000;
+  static constexpr size_t kMaxWork = 4'000'000;  // positions visited in one step of generation
   using Transitions = std::array<StateId, 256>;
 
   // A repeat that is under way: `count` rounds are complete.
@@ -87,6 +93,9 @@ class Matcher {
     std::unique_ptr<Transitions> transitions;
   };
 
+  bool has_room() const {
+    return states_.size() < kMaxStates && total_positions_ + kMaxPositions <= kMaxTotalPositions && work_ < kMaxWork;
+  }
   StateId compute_step(StateId state, uint8_t byte);
   void reach(NodeId node, StackId stack);  // adds a position and all that follow without a byte, to gathered_
   void visit(Position position);
@@ -104,6 +113,8 @@ class Matcher {
   size_t total_positions_ = 0;
   StateId start_ = kDead;
   uint64_t generation_ = 0;
+  size_t work_ = 0;
+  bool has_dropped_ = false;
 
   // Work space of reach() and intern().
   std::vector<Position> gathered_;

@@ -11,6 +11,7 @@ namespace calla {
 namespace {
 
 constexpr size_t kMaxPatternStates = 50'000;
+constexpr size_t kMaxPatternBytes = 8192;
 constexpr int kMaxGroupDepth = 50;
 constexpr uint32_t kMaxRepeat = 10'000;
 
@@ -319,6 +320,8 @@ class PatternParser {
 };
 
 Pattern::Pattern(std::string_view text) {
+  if (text.size() > kMaxPatternBytes)
+    throw RequestError("a pattern is longer than " + std::to_string(kMaxPatternBytes) + " bytes");
   for (size_t at = 0; at < text.size();) {
     const size_t length = character_length(text.substr(at));
     if (length == 0) throw RequestError("a pattern is not well-formed UTF-8");

@@ -38,6 +38,8 @@ std::shared_ptr<const Grammar> compile_schema(std::string_view schema_json, cons
     return finish_document(grammar, rules, value);
   } catch (const RequestError& error) {
     throw RequestError(error.what(), field, error.code());
+  } catch (const SchemaJson::exception& error) {  // a keyword's value has the wrong type
+    throw RequestError(std::string("the schema is malformed: ") + error.what(), field);
   }
 }
 

@@ -2,9 +2,9 @@
 // JSON schema -> Grammar, for response_format json_object and json_schema.
 //
 // Enforced: type (one or a list), properties, required, additionalProperties, minProperties/maxProperties
-// (maps only), patternProperties (one pattern, maps only), items, prefixItems, minItems/maxItems, enum,
+// (maps only), patternProperties (one pattern, maps only), propertyNames (maps only), items, prefixItems, minItems/maxItems, enum,
 // const, anyOf, oneOf, allOf, $ref into the same document (recursive too), minLength/maxLength, pattern,
-// format (date, time, date-time, uuid, ipv4), minimum/maximum and their exclusive forms, for integers also
+// format (date, time, date-time, uuid, ipv4, email), minimum/maximum and their exclusive forms, for integers also
 // multipleOf. Any other keyword that would restrict the value is refused, with its place. Annotations (title,
 // description, default, ...) are ignored.
 //

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kMaxSchemaDepth = 64;
 constexpr size_t kMaxAlternatives = 2000;
+constexpr size_t kMaxWork = 3'000'000;
 
 constexpr std::array<std::string_view, 7> kTypes = {"object", "array",   "string", "integer",
                                                     "number", "boolean", "null"};
@@ -19,6 +20,13 @@ constexpr std::array<std::string_view, 7> kTypes = {"object", "array",   "string
 // Keywords that restrict the value. All others (title, default, unknown ones) are annotations by JSON
 // Schema's rules.
 bool is_constraint(const std::string& key) { return is_supported_keyword(key) || is_unsupported_keyword(key); }
+
+size_t parts_of(const SchemaJson& schema) {
+  size_t count = 1;
+  if (schema.is_structured())
+    for (const SchemaJson& part : schema) count += parts_of(part);
+  return count;
+}
 
 SchemaJson all_of(const SchemaJson& a, const SchemaJson& b) {
   if (a == SchemaJson(true) || a == SchemaJson::object()) return b;
@@ -81,54 +89,54 @@ void merge_arrays(const SchemaJson& a, const SchemaJson& b, SchemaJson& out) {
 }  // namespace
 
 bool is_supported_keyword(const std::string& key) {
-  constexpr std::array<std::string_view, 27> kSupported = {"type",
-                                                           "enum",
-                                                           "const",
-                                                           "$ref",
-                                                           "allOf",
-                                                           "anyOf",
-                                                           "oneOf",
-                                                           "properties",
-                                                           "required",
-                                                           "additionalProperties",
-                                                           "patternProperties",
-                                                           "minProperties",
-                                                           "maxProperties",
-                                                           "items",
-                                                           "prefixItems",
-                                                           "additionalItems",
-                                                           "minItems",
-                                                           "maxItems",
-                                                           "minLength",
-                                                           "maxLength",
-                                                           "pattern",
-                                                           "format",
-                                                           "minimum",
-                                                           "maximum",
-                                                           "exclusiveMinimum",
-                                                           "exclusiveMaximum",
-                                                           "multipleOf"};
-  return std::find(kSupported.begin(), kSupported.end(), key) != kSupported.end();
+  constexpr std::string_view kSupported[] = {"type",
+                                             "enum",
+                                             "const",
+                                             "$ref",
+                                             "allOf",
+                                             "anyOf",
+                                             "oneOf",
+                                             "properties",
+                                             "required",
+                                             "additionalProperties",
+                                             "patternProperties",
+                                             "propertyNames",
+                                             "minProperties",
+                                             "maxProperties",
+                                             "items",
+                                             "prefixItems",
+                                             "additionalItems",
+                                             "minItems",
+                                             "maxItems",
+                                             "minLength",
+                                             "maxLength",
+                                             "pattern",
+                                             "format",
+                                             "minimum",
+                                             "maximum",
+                                             "exclusiveMinimum",
+                                             "exclusiveMaximum",
+                                             "multipleOf"};
+  return std::find(std::begin(kSupported), std::end(kSupported), key) != std::end(kSupported);
 }
 
 bool is_unsupported_keyword(const std::string& key) {
-  constexpr std::array<std::string_view, 16> kUnsupported = {"not",
-                                                             "if",
-                                                             "then",
-                                                             "else",
-                                                             "dependencies",
-                                                             "dependentRequired",
-                                                             "dependentSchemas",
-                                                             "propertyNames",
-                                                             "contains",
-                                                             "minContains",
-                                                             "maxContains",
-                                                             "uniqueItems",
-                                                             "unevaluatedProperties",
-                                                             "unevaluatedItems",
-                                                             "$dynamicRef",
-                                                             "$recursiveRef"};
-  return std::find(kUnsupported.begin(), kUnsupported.end(), key) != kUnsupported.end();
+  constexpr std::string_view kUnsupported[] = {"not",
+                                               "if",
+                                               "then",
+                                               "else",
+                                               "dependencies",
+                                               "dependentRequired",
+                                               "dependentSchemas",
+                                               "contains",
+                                               "minContains",
+                                               "maxContains",
+                                               "uniqueItems",
+                                               "unevaluatedProperties",
+                                               "unevaluatedItems",
+                                               "$dynamicRef",
+                                               "$recursiveRef"};
+  return std::find(std::begin(kUnsupported), std::end(kUnsupported), key) != std::end(kUnsupported);
 }
 
 void refuse_schema(const SchemaPath& at, const std::string& problem) {
@@ -197,6 +205,8 @@ std::vector<SchemaJson> SchemaAlgebra::alternatives(const SchemaJson& schema, co
     return schema.get<bool>() ? std::vector{SchemaJson(SchemaJson::object())} : std::vector<SchemaJson>{};
   if (!schema.is_object())
     refuse_schema(at, "a schema is an object, true or false, not " + schema.dump().substr(0, 40));
+  work_ += parts_of(schema);
+  if (work_ > kMaxWork) refuse_schema(at, "its references and combinations multiply to too large a schema");
   SchemaJson base = SchemaJson::object();
   for (const auto& [key, value] : schema.items())
     if (key != "$ref" && key != "allOf" && key != "anyOf" && key != "oneOf" && is_constraint(key)) {
@@ -238,6 +248,8 @@ std::vector<SchemaJson> SchemaAlgebra::product(const std::vector<SchemaJson>& le
 }
 
 std::optional<SchemaJson> SchemaAlgebra::both(const SchemaJson& a, const SchemaJson& b, const SchemaPath& at) const {
+  work_ += parts_of(a) + parts_of(b);
+  if (work_ > kMaxWork) refuse_schema(at, "its references and combinations multiply to too large a schema");
   if (a.empty()) return b;
   if (b.empty()) return a;
   for (const auto& [one, other] : {std::pair(&a, &b), std::pair(&b, &a)})
@@ -272,10 +284,9 @@ std::optional<SchemaJson> SchemaAlgebra::both(const SchemaJson& a, const SchemaJ
   merge_arrays(a, b, out);
 
   const auto is_done = [](const std::string& key) {
-    constexpr std::array<std::string_view, 9> kDone = {
-        "type",     "enum",  "const",       "properties",     "additionalProperties",
-        "required", "items", "prefixItems", "additionalItems"};
-    return std::find(kDone.begin(), kDone.end(), key) != kDone.end();
+    constexpr std::string_view kDone[] = {"type",     "enum",  "const",       "properties",     "additionalProperties",
+                                          "required", "items", "prefixItems", "additionalItems"};
+    return std::find(std::begin(kDone), std::end(kDone), key) != std::end(kDone);
   };
   for (const SchemaJson* side : {&a, &b})
     for (const auto& [key, value] : side->items()) {

@@ -44,6 +44,7 @@ class SchemaAlgebra {
                                   const SchemaPath& at) const;
 
   const SchemaJson& root_;
+  mutable size_t work_ = 0;  // parts of schemas that were copied; combining can multiply them
 };
 
 // The types that the schema's `type` allows; every type if it has none. "integer" and "number" are two types.

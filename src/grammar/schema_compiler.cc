@@ -23,7 +23,7 @@ constexpr size_t kMaxBoundDigits = 40;
 // exists in every year.
 std::string format_pattern(const std::string& format) {
   const std::string date =
-      "[0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-"
+      "[1-9][0-9]{3}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-"
       "9]|2[0-8]))";
   const std::string time =
       "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])";
@@ -32,6 +32,10 @@ std::string format_pattern(const std::string& format) {
   if (format == "time") return "^" + time + "$";
   if (format == "date-time") return "^" + date + "T" + time + "$";
   if (format == "uuid") return "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$";
+  if (format == "email") {
+    const std::string label = "[A-Za-z0-9]+(-[A-Za-z0-9]+)*";
+    return "^[A-Za-z0-9_%+-]+(\\.[A-Za-z0-9_%+-]+)*@(" + label + "\\.)+[A-Za-z]{2,}$";
+  }
   if (format == "ipv4") return "^(" + octet + "\\.){3}" + octet + "$";
   return "";
 }
@@ -191,8 +195,8 @@ void SchemaCompiler::plain_value(const SchemaJson& schema, const SchemaPath& at,
   if (!schema.contains("type")) {
     // Keywords of a type, without the type, mean the type.
     std::vector<std::string> meant;
-    if (any_key(schema, {"properties", "required", "additionalProperties", "patternProperties", "minProperties",
-                         "maxProperties"}))
+    if (any_key(schema, {"properties", "required", "additionalProperties", "patternProperties", "propertyNames",
+                         "minProperties", "maxProperties"}))
       meant.push_back("object");
     if (any_key(schema, {"items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"}))
       meant.push_back("array");
@@ -274,9 +278,10 @@ void SchemaCompiler::object(const SchemaJson& schema, const SchemaPath& at, Node
       static_cast<uint32_t>(std::count_if(all.begin(), all.end(), [](const auto& p) { return p.required; }));
   const Bounds count = bounds(schema, "minProperties", "maxProperties", at);
   if (all.empty() && (!is_closed || schema.contains("patternProperties"))) return map(schema, at, from, to);
-  if (schema.contains("patternProperties"))
-    refuse_schema(at / "patternProperties",
-                  "the keyword \"patternProperties\" beside properties or required is not supported");
+  for (const char* key : {"patternProperties", "propertyNames"})
+    if (schema.contains(key))
+      refuse_schema(at / key,
+                    "the keyword \"" + std::string(key) + "\" beside properties or required is not supported");
   if (count.min > n_required)
     refuse_schema(at / "minProperties", "the keyword \"minProperties\" beside properties is not supported");
   if (count.max < all.size() || (count.max != Grammar::kUnbounded && !is_closed))
@@ -335,6 +340,8 @@ void SchemaCompiler::map(const SchemaJson& schema, const SchemaPath& at, NodeId 
   if (const auto patterns = schema.find("patternProperties"); patterns != schema.end()) {
     if (!patterns->is_object() || patterns->size() != 1)
       refuse_schema(at / "patternProperties", "expected an object with exactly one pattern; more are not supported");
+    if (schema.contains("propertyNames"))
+      refuse_schema(at / "propertyNames", "the keyword \"propertyNames\" beside patternProperties is not supported");
     const std::string pattern = patterns->begin().key();
     const NodeId open = grammar_.add_node(), close = grammar_.add_node();
     grammar_.add_literal(member, "\"", open);
@@ -342,6 +349,8 @@ void SchemaCompiler::map(const SchemaJson& schema, const SchemaPath& at, NodeId 
     grammar_.add_literal(close, "\"", after_key);
     member_schema = SchemaJson(patterns->begin().value());
     member_at = at / "patternProperties" / pattern;
+  } else if (const auto names = schema.find("propertyNames"); names != schema.end()) {
+    value({{"allOf", SchemaJson::array({{{"type", "string"}}, *names})}}, at / "propertyNames", member, after_key);
   } else {
     rules_.string(member, 0, Grammar::kUnbounded, after_key);
   }

@@ -27,9 +27,9 @@ bool GrammarConstraint::is_stop(TokenId token) const {
   return std::find(stop_tokens_.begin(), stop_tokens_.end(), token) != stop_tokens_.end();
 }
 
-void GrammarConstraint::trim() {
+void GrammarConstraint::trim(bool force) {
   const uint64_t before = matcher_.generation();
-  state_ = matcher_.trim(state_);
+  state_ = matcher_.trim(state_, force);
   if (matcher_.generation() != before) cache_.clear();
 }
 
@@ -110,11 +110,22 @@ void GrammarConstraint::accept(TokenId token) {
     return;
   }
   check(!stopped_ && token >= 0 && static_cast<size_t>(token) < trie_->vocab(), "a token came that the mask left out");
-  trim();
+  if (state_ == Matcher::kDead) return;
   const std::string_view bytes = trie_->bytes(token);
   check(!bytes.empty(), "a token without a text came in constrained text");
-  state_ = trie_->is_markup(token) ? matcher_.step_token(state_, token) : matcher_.step(state_, bytes);
-  check(state_ != Matcher::kDead, "a token came that the mask left out");
+  // No trim() before: the states that made the mask lead the same way again.
+  const auto follow = [&] {
+    return trie_->is_markup(token) ? matcher_.step_token(state_, token) : matcher_.step(state_, bytes);
+  };
+  Matcher::StateId next = follow();
+  if (next == Matcher::kDead) {  // or the step's budget was used up by the mask
+    trim(true);
+    next = follow();
+  }
+  // A grammar with thousands of readings of the same text may lose the one that the token belongs to. Then nothing fits
+  // any more, and the engine ends the request with an error.
+  check(next != Matcher::kDead || matcher_.has_dropped(), "a token came that the mask left out");
+  state_ = next;
 }
 
 bool GrammarConstraint::fits(std::string_view bytes) {

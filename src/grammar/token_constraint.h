@@ -19,7 +19,7 @@ class GrammarConstraint : public TokenConstraint {
   GrammarConstraint(std::shared_ptr<const TokenTrie> trie, std::shared_ptr<const Grammar> grammar,
                     std::span<const TokenId> stop_tokens);
 
-  // Always returns true. The mask may be longer than the vocabulary of the trie; tokens beyond it are not
+  // Always returns true. An empty mask means that the grammar was too ambiguous to follow (see accept). The mask may be longer than the vocabulary of the trie; tokens beyond it are not
   // allowed.
   bool allowed(std::span<uint32_t> mask) override;
   // A token that allowed() left out is a bug of the caller: check() fails.
@@ -41,7 +41,7 @@ class GrammarConstraint : public TokenConstraint {
   static constexpr size_t kCachedMasks = 16;
   static constexpr size_t kCheapWalk = 2048;  // tree nodes; a walk below this is not worth a cache entry
 
-  void trim();
+  void trim(bool force = false);
   bool is_stop(TokenId token) const;
   void fill(std::span<uint32_t> mask);
   size_t walk(std::span<const TokenTrie::Node> nodes, std::span<uint32_t> mask);

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "checkpoint/describe.h"
-#include "checkpoint/inspect.h"
+#include "checkpoint/machine_memory.h"
 #include "checkpoint/tensor_names.h"
 
 namespace calla {
@@ -353,8 +353,9 @@ class Binder {
   NormStyle style_ = NormStyle::kUnknown;
 };
 
-// The original checkpoint keeps the experts as mlp.experts.gate_up_proj [experts, 2 * width, hidden] (gate rows before up
-// rows) and mlp.experts.down_proj. Brings them to the names and the layout of a conversion. Returns the bytes copied.
+// The original checkpoint keeps the experts as mlp.experts.gate_up_proj [experts, 2 * width, hidden] (gate rows before
+// up rows) and mlp.experts.down_proj. Brings them to the names and the layout of a conversion. Returns the bytes
+// copied.
 uint64_t unstack_experts(Checkpoint& checkpoint, const ModelShape& shape) {
   constexpr std::string_view kStacked = ".mlp.experts.gate_up_proj";
   const Shape expected = shape_of({shape.experts, 2 * shape.expert_width, shape.hidden});
@@ -369,12 +370,9 @@ uint64_t unstack_experts(Checkpoint& checkpoint, const ModelShape& shape) {
     bytes += tensor.data.size();
   }
   if (const uint64_t memory = machine_memory().total; memory > 0 && bytes > memory / 4)
-    throw CheckpointError(checkpoint.directory().string() +
-                          ": this is an original checkpoint, whose stacked experts would "
-                          "have to be copied (" +
+    throw CheckpointError(checkpoint.directory().string() + ": this is an original checkpoint; its stacked experts, " +
                           describe_bytes(bytes) +
-                          "); convert it first, for instance with "
-                          "mlx_lm.convert --quantize");
+                          ", would have to be copied into memory. Convert it first, for instance with mlx_lm.convert");
   bytes = 0;
   for (const std::string& name : stacked) {
     const std::string mlp = name.substr(0, name.size() - kStacked.size()) + ".mlp.";
@@ -411,7 +409,7 @@ BoundWeights bind_weights(Checkpoint& checkpoint, const ModelShape& shape, const
     const std::vector<std::string> names = binder.misaligned();
     note_copies(checkpoint.align_tensors(names),
                 std::to_string(names.size()) +
-                    " tensors lie at odd addresses in their files (a writer that pads the header avoids this)");
+                    " tensors lie at odd addresses in their files (`calla align` rewrites them once)");
     bound.weights = Binder(checkpoint, shape, quant).bind();
   }
   return bound;

@@ -97,7 +97,7 @@ bool is_loopback(std::string_view origin) {
 
 struct HttpClient::Handle {
   struct Free {
-    void operator()(CURL* curl) const { curl_easy_cleanup(curl); }
+    void operator()(CURL* handle) const { curl_easy_cleanup(handle); }
   };
   std::unique_ptr<CURL, Free> curl;
 };

@@ -93,6 +93,7 @@ HttpResponse Hub::fetch(const std::string& url, const std::string& repo) {
   for (int attempt = 1;; ++attempt) {
     HttpResponse response = client_.get(url, {"Accept: application/json"});
     if (response.status == 200 && response.is_complete()) return response;
+    if (stop_ != nullptr && stop_->load()) throw PullError("stopped");
     const bool passing = !response.is_complete() || is_passing(response.status);
     if (!passing) throw PullError(explain_status(response, repo));
     if (attempt == kAttempts)

@@ -1,5 +1,6 @@
 #pragma once
 // The model hub's interface: what files a repository has, and where they are.
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -29,7 +30,9 @@ bool is_safe_file_name(std::string_view name);
 
 class Hub {
  public:
-  Hub(std::string endpoint, HttpClient& client) : endpoint_(std::move(endpoint)), client_(client) {}
+  // Once `stop` is true, list() gives up.
+  Hub(std::string endpoint, HttpClient& client, const std::atomic<bool>* stop = nullptr)
+      : endpoint_(std::move(endpoint)), client_(client), stop_(stop) {}
 
   // The files at the top of the repository. Throws PullError: not found, no access, not reachable, strange answer.
   RepoListing list(const std::string& repo, const std::string& revision);
@@ -40,6 +43,7 @@ class Hub {
 
   std::string endpoint_;
   HttpClient& client_;
+  const std::atomic<bool>* stop_;
 };
 
 // What an answer other than 200 or 206 means to the user.

@@ -1,13 +1,14 @@
 #include "pull/progress_line.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 namespace calla {
 namespace {
 
 std::string readable_seconds(double seconds) {
-  const auto whole = static_cast<long>(std::min(seconds, 359'999.0) + 0.5);
+  const auto whole = std::lround(std::min(seconds, 359999.0));
   char text[32];
   if (whole >= 3600)
     std::snprintf(text, sizeof text, "%ld:%02ld:%02ld", whole / 3600, whole / 60 % 60, whole % 60);

@@ -62,10 +62,11 @@ class Pull {
         target_(store.path_of(repo_)),
         partial_(store.partial_path_of(repo_)),
         client_(http_options()),
-        hub_(options_.endpoint, client_) {}
+        hub_(options_.endpoint, client_, &state_.stop) {}
 
   PullResult run() {
-    const RepoListing listing = hub_.list(repo_, options_.revision);
+    RepoListing listing;
+    if (!watch(1, [&] { listing = hub_.list(repo_, options_.revision); })) return finish_result(true);
     commit_ = listing.commit;
     for (const RemoteFile& file : listing.files) by_name_.emplace(file.name, file);
     const std::optional<Manifest> present = read_manifest(target_);
@@ -184,33 +185,42 @@ class Pull {
     // Largest last, since the threads take from the back.
     std::sort(queue.begin(), queue.end(), [](const RemoteFile& a, const RemoteFile& b) { return a.size < b.size; });
     std::mutex mutex;
-    std::exception_ptr failure;
-    const int n_threads = std::clamp<int>(options_.connections, 1, 16);
-    std::atomic<int> running{std::min<int>(n_threads, static_cast<int>(queue.size()))};
-    const auto work = [&] {
-      try {
-        HttpClient client(http_options());
-        for (;;) {
-          RemoteFile file;
-          {
-            const std::lock_guard lock(mutex);
-            if (queue.empty() || state_.stop) break;
-            file = std::move(queue.back());
-            queue.pop_back();
-          }
-          download_file(client, hub_.file_url(repo_, commit_, file.name), repo_, file, partial_ / file.name,
-                        options_.retry, state_);
-          if (!state_.stop) ++files_done_;
+    const int n_threads = std::min(std::clamp(options_.connections, 1, 16), static_cast<int>(queue.size()));
+    return watch(n_threads, [&] {
+      HttpClient client(http_options());
+      for (;;) {
+        RemoteFile file;
+        {
+          const std::lock_guard lock(mutex);
+          if (queue.empty() || state_.stop) return;
+          file = std::move(queue.back());
+          queue.pop_back();
         }
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (!failure) failure = std::current_exception();
-        state_.stop = true;  // the others keep what they have
+        download_file(client, hub_.file_url(repo_, commit_, file.name), repo_, file, partial_ / file.name,
+                      options_.retry, state_);
+        if (!state_.stop) ++files_done_;
       }
-      --running;
-    };
+    });
+  }
+
+  // Runs `work` on so many threads, reporting progress meanwhile. Throws the first failure; returns false if the user
+  // stopped it.
+  bool watch(int n_threads, const std::function<void()>& work) {
+    std::mutex mutex;
+    std::exception_ptr failure;
+    std::atomic<int> running{n_threads};
     std::vector<std::thread> threads;
-    for (int i = running; i > 0; --i) threads.emplace_back(work);
+    for (int i = 0; i < n_threads; ++i)
+      threads.emplace_back([&] {
+        try {
+          work();
+        } catch (...) {
+          const std::lock_guard lock(mutex);
+          if (!failure) failure = std::current_exception();
+          state_.stop = true;  // the others keep what they have
+        }
+        --running;
+      });
     while (running > 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(30));
       if (Clock::now() - last_report_ >= std::chrono::milliseconds(100) && !report()) {

@@ -100,7 +100,7 @@ WeightMatrix RandomModel::matrix(int stack, int n, int k, int bits, int group) {
   m.group = group;
   const size_t rows = static_cast<size_t>(stack) * n;
   const size_t words = rows * m.words_per_row(), groups = rows * m.groups_per_row();
-  codes_.emplace_back(new uint32_t[words]);
+  codes_.push_back(std::make_unique_for_overwrite<uint32_t[]>(words));
   for (size_t i = 0; i + 1 < words; i += 2) {
     const uint64_t bits64 = next();
     codes_.back()[i] = static_cast<uint32_t>(bits64);
@@ -108,7 +108,7 @@ WeightMatrix RandomModel::matrix(int stack, int n, int k, int bits, int group) {
   }
   if (words % 2) codes_.back()[words - 1] = static_cast<uint32_t>(next());
   m.codes = codes_.back().get();
-  numbers_.emplace_back(new bf16[2 * groups]);
+  numbers_.push_back(std::make_unique<bf16[]>(2 * groups));
   bf16* scales = numbers_.back().get();
   bf16* biases = scales + groups;
   const float largest = static_cast<float>((1 << bits) - 1);

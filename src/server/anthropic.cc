@@ -257,6 +257,8 @@ std::string MessageDialect::begin(int) { return ""; }
 // The first event waits for the first news of the engine, so that what fails at once fails as a plain answer.
 std::string MessageDialect::start() {
   if (std::exchange(started_, true)) return "";
+  GenerationResult so_far;
+  so_far.prompt_tokens = prompt_tokens_;  // how many of them are cached is told at the end
   return event({{"type", "message_start"},
                 {"message",
                  {{"id", head_.id},
@@ -266,7 +268,7 @@ std::string MessageDialect::start() {
                   {"content", Json::array()},
                   {"stop_reason", nullptr},
                   {"stop_sequence", nullptr},
-                  {"usage", usage({})}}}});
+                  {"usage", usage(so_far)}}}});
 }
 
 std::string MessageDialect::open(Block block, Json content) {

@@ -23,7 +23,7 @@ Json message_response(const AnswerHead& head, const CollectedReply& reply);
 // The events of one streamed message.
 class MessageDialect : public ReplyDialect {
  public:
-  explicit MessageDialect(AnswerHead head) : head_(std::move(head)) {}
+  MessageDialect(AnswerHead head, int prompt_tokens) : head_(std::move(head)), prompt_tokens_(prompt_tokens) {}
   std::string begin(int choices) override;
   std::string update(const ReplyUpdate& update) override;
   std::string end() override;
@@ -39,6 +39,7 @@ class MessageDialect : public ReplyDialect {
   std::string start();
 
   const AnswerHead head_;
+  const int prompt_tokens_;
   bool started_ = false;
   Block block_ = Block::kNone;
   int index_ = -1;

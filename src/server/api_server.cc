@@ -155,6 +155,7 @@ std::optional<std::vector<CollectedReply>> ApiServer::collect(HttpExchange& exch
     return replies;
   }
   std::vector<ReplySummary> summaries;
+  summaries.reserve(replies->size());
   for (const CollectedReply& reply : *replies) summaries.push_back(reply.summary);
   log_replies(exchange, summaries);
   return replies;
@@ -294,7 +295,7 @@ void ApiServer::messages(HttpExchange& exchange) {
   const auto run = start_chat(model_, request);
   const anthropic::AnswerHead answer{"msg_" + random_id(), model_.id};
   if (request.settings.stream) {
-    anthropic::MessageDialect dialect(answer);
+    anthropic::MessageDialect dialect(answer, run->prompt_tokens());
     stream(exchange, *run, dialect);
   } else if (const auto replies = collect(exchange, *run)) {
     send_json(exchange, 200, anthropic::message_response(answer, replies->front()));

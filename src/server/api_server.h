@@ -1,9 +1,9 @@
 #pragma once
 // ApiServer: the routes of `calla serve`.
 //
-// Reading order of this folder: http_message.h, http_server.h (HTTP), access.h (who may), service.h (the engine seen from
-// here), chat_request.h, reply_run.h and sse.h (one request's replies), then a dialect each: openai.h, completions.h,
-// anthropic.h, responses.h; serve.h puts all together.
+// Reading order of this folder: http_message.h, http_server.h (HTTP), access.h (who may), service.h (the engine seen
+// from here), chat_request.h, reply_run.h and sse.h (one request's replies), then a dialect each: openai.h,
+// completions.h, anthropic.h, responses.h; serve.h puts all together.
 #include <atomic>
 #include <chrono>
 #include <functional>

@@ -45,7 +45,8 @@ inline constexpr int kMaxChoices = 16;
 inline constexpr size_t kMaxMessages = 10'000;
 inline constexpr size_t kMaxStopStrings = 16;
 
-// temperature, top_p, top_k, min_p, the penalties and seed over the defaults. Without a seed in the request it is drawn.
+// temperature, top_p, top_k, min_p, the penalties and seed over the defaults. Without a seed in the request it is
+// drawn.
 SamplingParams read_sampling(const Fields& fields, const SamplingParams& defaults);
 
 // `stop` (or another name): a string or a list of strings.

@@ -69,8 +69,4 @@ Maker constraint_maker(const ServedModel& model, const ChatRequest& request) {
                request.render.enable_thinking);
 }
 
-Maker constraint_maker(const ServedModel& model, const ReplySettings& settings) {
-  return maker(model, format_grammar(settings), false);
-}
-
 }  // namespace calla

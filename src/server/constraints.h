@@ -15,8 +15,5 @@ std::shared_ptr<const TokenTrie> make_token_trie(const Tokenizer& tokenizer);
 // Makes one reply's constraint; empty if the request asks for none. Throws RequestError naming what cannot be enforced.
 std::function<std::shared_ptr<TokenConstraint>()> constraint_maker(const ServedModel& model,
                                                                    const ChatRequest& request);
-// The same for a raw prompt's settings, which have a format only.
-std::function<std::shared_ptr<TokenConstraint>()> constraint_maker(const ServedModel& model,
-                                                                   const ReplySettings& settings);
 
 }  // namespace calla

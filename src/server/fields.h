@@ -1,6 +1,6 @@
 #pragma once
-// Reading the fields of a request's JSON object. A field that is absent or null has no value; one of the wrong type or out of
-// range is a RequestError that names it.
+// Reading the fields of a request's JSON object. A field that is absent or null has no value; one of the wrong type or
+// out of range is a RequestError that names it.
 #include <cstdint>
 #include <optional>
 #include <string>

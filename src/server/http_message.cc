@@ -47,7 +47,7 @@ void parse_request_line(std::string_view line, HttpRequest& request) {
       std::any_of(target.begin(), target.end(), [](char c) { return c <= ' ' || c == 0x7f; })) {
     throw HttpError(400, "the request's URL is malformed");
   }
-  request.keep_alive = version == "HTTP/1.1";
+  request.keep_alive = request.knows_chunks = version == "HTTP/1.1";
   const size_t question = target.find('?');
   request.path = target.substr(0, question);
   if (question != std::string_view::npos) request.query = target.substr(question + 1);
@@ -169,7 +169,7 @@ std::string_view status_text(int status) {
   }
 }
 
-std::string response_head(int status, const HttpHeaders& headers, std::optional<uint64_t> length, bool keep_alive) {
+std::string response_head(int status, const HttpHeaders& headers, BodyLength length, bool keep_alive) {
   std::string head = "HTTP/1.1 " + std::to_string(status) + " ";
   head += status_text(status);
   head += "\r\n";
@@ -179,8 +179,9 @@ std::string response_head(int status, const HttpHeaders& headers, std::optional<
     head += value;
     head += "\r\n";
   }
-  head += length ? "Content-Length: " + std::to_string(*length) : "Transfer-Encoding: chunked";
-  head += keep_alive ? "\r\nConnection: keep-alive\r\n\r\n" : "\r\nConnection: close\r\n\r\n";
+  if (length.kind == BodyLength::Kind::kBytes) head += "Content-Length: " + std::to_string(length.bytes) + "\r\n";
+  if (length.kind == BodyLength::Kind::kChunks) head += "Transfer-Encoding: chunked\r\n";
+  head += keep_alive ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n";
   return head;
 }
 

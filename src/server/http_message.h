@@ -31,6 +31,7 @@ struct HttpRequest {
   std::string body;
 
   bool keep_alive = true;
+  bool knows_chunks = true;  // false: HTTP/1.0
   bool expects_continue = false;
   bool chunked = false;         // the body comes in chunks
   uint64_t content_length = 0;  // if it does not
@@ -39,8 +40,8 @@ struct HttpRequest {
   std::optional<std::string_view> header(std::string_view name) const;
 };
 
-// Parses everything up to the blank line, which is included. Throws HttpError: 400 for anything that is not plain HTTP/1.x
-// (so that no proxy in front can read it differently), 431, 501, 505.
+// Parses everything up to the blank line, which is included. Throws HttpError: 400 for anything that is not plain
+// HTTP/1.x (so that no proxy in front can read it differently), 431, 501, 505.
 HttpRequest parse_http_head(std::string_view head);
 
 // The size on a chunk's first line (without its line end). Throws HttpError.
@@ -48,8 +49,15 @@ uint64_t parse_chunk_size(std::string_view line);
 
 std::string_view status_text(int status);
 
-// The head of a response, blank line included. `length`: of the body; absent: it is sent in chunks.
-std::string response_head(int status, const HttpHeaders& headers, std::optional<uint64_t> length, bool keep_alive);
+// How a response's body ends: after so many bytes, with an empty chunk, or with the connection.
+struct BodyLength {
+  enum class Kind { kBytes, kChunks, kConnection };
+  Kind kind = Kind::kBytes;
+  uint64_t bytes = 0;
+};
+
+// The head of a response, blank line included.
+std::string response_head(int status, const HttpHeaders& headers, BodyLength length, bool keep_alive);
 
 // Lower-case ASCII.
 std::string lower(std::string_view text);

@@ -202,7 +202,7 @@ void HttpExchange::send(int status, std::string_view content_type, std::string_v
   started_ = finished_ = true;
   if (!content_type.empty()) headers.emplace_back("Content-Type", content_type);
   headers.insert(headers.end(), extra_.begin(), extra_.end());
-  std::string message = response_head(status, headers, body.size(), keep_alive());
+  std::string message = response_head(status, headers, {BodyLength::Kind::kBytes, body.size()}, keep_alive());
   if (request_.method != "HEAD") message += body;
   send_all(message);
 }
@@ -212,11 +212,15 @@ void HttpExchange::begin_stream(int status, std::string_view content_type, HttpH
   headers.emplace_back("Content-Type", content_type);
   headers.emplace_back("Cache-Control", "no-cache");
   headers.insert(headers.end(), extra_.begin(), extra_.end());
-  send_all(response_head(status, headers, std::nullopt, keep_alive()));
+  // A client of HTTP/1.0 (some proxies) knows no chunks: its stream ends with the connection.
+  ends_with_connection_ = !request_.knows_chunks;
+  const auto kind = ends_with_connection_ ? BodyLength::Kind::kConnection : BodyLength::Kind::kChunks;
+  send_all(response_head(status, headers, {kind, 0}, keep_alive() && !ends_with_connection_));
 }
 
 bool HttpExchange::write(std::string_view data) {
   if (data.empty()) return !broken_;
+  if (ends_with_connection_) return send_all(data);
   char size[24];
   const int n = std::snprintf(size, sizeof size, "%zx\r\n", data.size());
   std::string chunk(size, static_cast<size_t>(n));
@@ -225,7 +229,7 @@ bool HttpExchange::write(std::string_view data) {
   return send_all(chunk);
 }
 
-void HttpExchange::end_stream() { finished_ = send_all("0\r\n\r\n"); }
+void HttpExchange::end_stream() { finished_ = !ends_with_connection_ && send_all("0\r\n\r\n"); }
 
 bool HttpExchange::client_gone() {
   if (broken_) return true;
@@ -270,10 +274,12 @@ void HttpServer::run(milliseconds grace) {
     pollfd entries[2] = {{listener_.fd(), POLLIN, 0}, {wake_read_.fd(), POLLIN, 0}};
     const int n = ::poll(entries, 2, 1000);
     reap(false);
+    while (!refused_.empty() && Clock::now() - refused_.front().first > milliseconds(500)) refused_.pop_front();
     if (n > 0 && entries[1].revents != 0) break;
     if (n > 0 && entries[0].revents != 0) accept_one();
   }
   listener_ = Socket();
+  refused_.clear();
   {
     std::unique_lock lock(mutex_);
     stopping_ = true;
@@ -297,18 +303,26 @@ void HttpServer::accept_one() {
     return;
   }
   prepare_socket(socket.fd());
-  const std::lock_guard lock(mutex_);
-  if (static_cast<int>(connections_.size()) >= options_.max_connections) {
-    HttpRequest nobody;
-    nobody.keep_alive = false;
-    HttpExchange exchange(socket.fd(), nobody, milliseconds(100));
-    exchange.add_header("Retry-After", "1");
-    error_handler_(exchange, HttpError(503, "too many connections"));
+  if (connections() >= options_.max_connections) {  // only this thread adds some
+    refuse(std::move(socket));
     return;
   }
+  const std::lock_guard lock(mutex_);
   Connection& connection = connections_.emplace_back();
   connection.socket = std::move(socket);
   connection.thread = std::thread([this, &connection] { serve(connection); });
+}
+
+void HttpServer::refuse(Socket socket) {
+  HttpRequest nobody;
+  nobody.keep_alive = false;
+  HttpExchange exchange(socket.fd(), nobody, milliseconds(100));
+  exchange.add_header("Retry-After", "1");
+  error_handler_(exchange, HttpError(503, "too many connections"));
+  ::shutdown(socket.fd(), SHUT_WR);
+  constexpr size_t kMaxRefused = 64;
+  if (refused_.size() >= kMaxRefused) refused_.pop_front();
+  refused_.emplace_back(Clock::now(), std::move(socket));
 }
 
 void HttpServer::serve(Connection& connection) {

@@ -2,16 +2,18 @@
 // A small HTTP/1.1 server for a few local clients with long requests: one thread a connection, blocking handlers.
 //
 // It is our own because a handler here waits minutes for a model, and must see that its client has hung up
-// meanwhile; because the time to send a whole head and body is limited, not only the time between two bytes; and because the size
-// and number of headers are limited. Libraries for small servers do not offer these.
+// meanwhile; because the time to send a whole head and body is limited, not only the time between two bytes; and
+// because the size and number of headers are limited. Libraries for small servers do not offer these.
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <list>
 #include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "server/http_message.h"
 
@@ -75,7 +77,8 @@ class HttpExchange {
   const std::chrono::milliseconds write_timeout_;
   HttpHeaders extra_;
   bool started_ = false;
-  bool finished_ = false;
+  bool finished_ = false;  // and the connection may serve another request
+  bool ends_with_connection_ = false;
   bool broken_ = false;
 };
 
@@ -93,8 +96,8 @@ class HttpServer {
   int port() const { return port_; }
   int connections() const;
 
-  // Serves until stop(). Requests being answered then have `grace` to finish; after that their clients count as gone, which
-  // handlers must notice. Returns when all connections are closed.
+  // Serves until stop(). Requests being answered then have `grace` to finish; after that their clients count as gone,
+  // which handlers must notice. Returns when all connections are closed.
   void run(std::chrono::milliseconds grace);
   // From any thread, also from a signal handler.
   void stop();
@@ -108,6 +111,7 @@ class HttpServer {
   };
 
   void accept_one();
+  void refuse(Socket socket);
   void serve(Connection& connection);
   bool serve_request(Connection& connection, std::string& received);
   void set_busy(Connection& connection, bool busy);
@@ -124,6 +128,10 @@ class HttpServer {
   std::condition_variable finished_;
   std::list<Connection> connections_;
   bool stopping_ = false;
+
+  // Of refused clients, the oldest first. They are closed a little later: at once, what the client has sent and nobody
+  // read would reset the connection before the client sees the answer. Used by run() alone.
+  std::deque<std::pair<std::chrono::steady_clock::time_point, Socket>> refused_;
 };
 
 }  // namespace calla

@@ -1,6 +1,6 @@
 #pragma once
-// ReplyRun: the replies to one HTTP request, from submitting them to the engine until the last is finished. The engine's
-// thread turns tokens into events (chat/reply.h); the request's thread waits for them here.
+// ReplyRun: the replies to one HTTP request, from submitting them to the engine until the last is finished. The
+// engine's thread turns tokens into events (chat/reply.h); the request's thread waits for them here.
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -85,6 +85,8 @@ class ReplyRun {
   ReplyRun& operator=(const ReplyRun&) = delete;
 
   int choices() const { return static_cast<int>(choices_.size()); }
+  // Of the first prompt.
+  int prompt_tokens() const { return static_cast<int>(choices_[0].generation->request().prompt.size()); }
   bool finished() const { return n_finished_ == choices(); }
   // The next update, or nothing within this time.
   std::optional<ReplyUpdate> wait(std::chrono::milliseconds time);

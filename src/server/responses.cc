@@ -260,9 +260,9 @@ ResponseRequest parse_response_request(const Json& body, const SamplingParams& d
   chat.render.enable_thinking = thinking.value();
   settle_tools(chat);
 
-  const auto echo = [&](const char* name, Json otherwise) {
+  const auto echo = [&](const char* name, const Json& otherwise) {
     const Json* value = fields.find(name);
-    request.echoed[name] = value ? *value : std::move(otherwise);
+    request.echoed[name] = value ? *value : otherwise;
   };
   echo("instructions", nullptr);
   echo("max_output_tokens", nullptr);
@@ -296,7 +296,7 @@ Json response_json(const AnswerHead& head, const ResponseRequest& request, const
   return finished(head, request, reply.summary, std::move(output));
 }
 
-std::string ResponseDialect::event(const char* type, Json fields) {
+std::string ResponseDialect::event(const char* type, const Json& fields) {
   Json json = {{"type", type}, {"sequence_number", sequence_++}};
   json.update(fields);
   return sse_event(compact_json(json), type);
@@ -333,8 +333,8 @@ std::string ResponseDialect::close_text(const char* kind, const Json& part) {
   if (item_ == Item::kMessage) with_text["logprobs"] = Json::array();
   fields["part"] = part;
   open_item_["content"].push_back(part);
-  std::string text = event(kind, std::move(with_text));
-  return text += event("response.content_part.done", std::move(fields));
+  std::string text = event(kind, with_text);
+  return text += event("response.content_part.done", fields);
 }
 
 std::string ResponseDialect::close() {
@@ -373,7 +373,7 @@ std::string ResponseDialect::update(const ReplyUpdate& update) {
     if (has_part) fields["content_index"] = 0;
     fields["delta"] = cause.text;
     if (item_ == Item::kMessage) fields["logprobs"] = Json::array();
-    text += event(type, std::move(fields));
+    text += event(type, fields);
   };
   for (const ReplyEvent& item : update.events) {
     switch (item.kind) {

@@ -1,6 +1,6 @@
 #pragma once
-// OpenAI's /v1/responses, the part that agents use: text, reasoning and function calls, streamed or not, without state on
-// the server (previous_response_id is refused; clients send the whole input, as agents do). Pure functions.
+// OpenAI's /v1/responses, the part that agents use: text, reasoning and function calls, streamed or not, without state
+// on the server (previous_response_id is refused; clients send the whole input, as agents do). Pure functions.
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -40,7 +40,7 @@ class ResponseDialect : public ReplyDialect {
  private:
   enum class Item { kNone, kReasoning, kMessage, kCall };
 
-  std::string event(const char* type, Json fields);
+  std::string event(const char* type, const Json& fields);
   std::string open(Item item, const ReplyEvent& event);
   std::string close();
   std::string close_text(const char* kind, const Json& part);

@@ -1,22 +1,18 @@
 #pragma once
 // `calla serve`: loads a model and serves it until SIGINT or SIGTERM.
 #include <chrono>
-#include <filesystem>
 #include <functional>
 #include <string>
 
-#include "engine/scheduler.h"
+#include "runtime/loaded_engine.h"
 #include "server/access.h"
 #include "server/http_server.h"
 
 namespace calla {
 
 struct ServeOptions {
-  std::filesystem::path model;  // a checkpoint directory
-  std::string model_id;         // the name in the API; empty: the directory's
-  std::string backend = "auto";
-  int threads = 0;  // of the CPU backend; 0: as many as make sense
-  SchedulerOptions scheduler;
+  EngineOptions engine;
+  std::string model_id;  // the name in the API; empty: the directory's
   HttpServerOptions http;
   AccessOptions access;                              // its `host` is set from http.host
   bool insecure = false;                             // allow a public address without an API key
@@ -29,8 +25,8 @@ struct ServeEvents {
   std::function<void(const std::string& url)> on_listening;  // once: requests are answered from now on
 };
 
-// Returns after SIGINT or SIGTERM: running replies get `shutdown_grace`, then all is cancelled; a second signal cancels at
-// once. Throws UsageError for an insecure combination of options, CheckpointError, DeviceError.
+// Returns after SIGINT or SIGTERM: running replies get `shutdown_grace`, then all is cancelled; a second signal cancels
+// at once. Throws UsageError for an insecure combination of options, CheckpointError, DeviceError.
 void serve(ServeOptions options, const ServeEvents& events);
 
 }  // namespace calla

@@ -69,7 +69,8 @@ TEST(Render, EqualsTheTemplate) {
 }
 
 TEST(Render, BoundariesAreTurnEnds) {
-  for (const Json& item : golden()["cases"]) {
+  const Json cases = golden()["cases"];
+  for (const Json& item : cases) {
     if (item.contains("refused")) continue;
     Json request = parse_json(item["request"].get_ref<const std::string&>());
     const Prompt prompt = render_request(request);
@@ -92,7 +93,8 @@ TEST(Render, BoundariesAreTurnEnds) {
 }
 
 TEST(Render, StartsInThinkingIsAPropertyOfThePrompt) {
-  for (const Json& item : golden()["cases"]) {
+  const Json cases = golden()["cases"];
+  for (const Json& item : cases) {
     if (item.contains("refused")) continue;
     const Prompt prompt = render(item["request"].get<std::string>());
     EXPECT_EQ(prompt.starts_in_thinking, prompt.text().ends_with("<|im_start|>assistant\n<think>\n")) << item["name"];

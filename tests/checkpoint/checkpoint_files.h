@@ -2,7 +2,9 @@
 // Small checkpoints to damage: directories that clean up after themselves, files built byte by byte, tensors in a map.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>

@@ -113,7 +113,7 @@ TEST(Inspect, CountsUnusedParts) {
   make_checkpoint(mini_options(), temp.path() / "model");
   TensorMap tensors = read_tensors(temp.path() / "model");
   tensors["vision_tower.x"] = bf16_tensor({100}, [](size_t) { return 0.0f; });
-  tensors["odd"] = bf16_tensor({7}, [](size_t) { return 0.0f; });
+  tensors["odd"] = bf16_tensor({8}, [](size_t) { return 0.0f; });
   write_tensors(temp.path() / "model/model.safetensors", tensors);
   std::filesystem::remove(temp.path() / "model/model.safetensors.index.json");
   const InspectReport report =
@@ -125,8 +125,20 @@ TEST(Inspect, CountsUnusedParts) {
     if (part.part == "other") other = part.bytes;
   }
   EXPECT_EQ(unused, 200u);
-  EXPECT_EQ(other, 14u);
-  EXPECT_EQ(report.plan.weights + 214, Checkpoint::open(temp.path() / "model").bytes());
+  EXPECT_EQ(other, 16u);
+  EXPECT_THAT(report.warnings, SizeIs(0));
+  // One byte more of header: every tensor of more than one byte an element lies at an odd address.
+  std::string bytes = read_file(temp.path() / "model/model.safetensors");
+  uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), 8);
+  bytes.insert(8 + length++, 1, ' ');
+  std::memcpy(bytes.data(), &length, 8);
+  write_file(temp.path() / "model/model.safetensors", bytes);
+  const InspectReport odd =
+      inspect(Checkpoint::open(temp.path() / "model"), read_model_config(temp.path() / "model"), {});
+  ASSERT_THAT(odd.warnings, SizeIs(1));
+  EXPECT_THAT(odd.warnings[0], HasSubstr(std::to_string(tensors.size() - 2) + " tensors lie at odd addresses"));
+  EXPECT_EQ(report.plan.weights + 216, Checkpoint::open(temp.path() / "model").bytes());
 }
 
 }  // namespace

@@ -26,7 +26,9 @@ TokenId pick(const std::string& text, const std::vector<uint32_t>& mask, const T
       while (!text.ends_with(close.substr(0, written))) --written;
       if (single.contains(close[written])) return single[close[written]];
     }
-    if (in_text) return single[single.contains('"') ? '"' : '0'];  // a string
+    if (in_text)  // a string
+      for (const char c : {'"', '0'})
+        if (single.contains(c)) return single[c];
     for (const char c : std::string("}]\":,-0123456789nul"))
       if (single.contains(c)) return single[c];
   }

@@ -115,6 +115,10 @@ INSTANTIATE_TEST_SUITE_P(
         Case{R"({"type":"object","patternProperties":{"^x[0-9]+$":{"type":"null"}},"additionalProperties":false})",
              {"{}", R"({"x1":null})", R"({"x1":null,"x23":null})"},
              {R"({"x":null})", R"({"y1":null})", R"({"x1":1})"}},
+        Case{R"({"type":"object","propertyNames":{"enum":["a","b"]},"additionalProperties":{"type":"integer"}})",
+             {"{}", R"({"b":1,"a":2})"},
+             {R"({"c":1})", R"({"a":"x"})"}},
+        Case{R"({"propertyNames":{"maxLength":2}})", {R"({"ab":[]})"}, {R"({"abc":1})"}},
         Case{R"({"type":"object","required":["k"],"additionalProperties":{"type":"integer"}})",
              {R"({"k":1,"l":2})"},
              {"{}", R"({"l":2})", R"({"k":"a"})"}},
@@ -210,6 +214,9 @@ INSTANTIATE_TEST_SUITE_P(
              {R"("2024-01-31T23:59:59Z")", R"("2024-01-31T00:00:00.5+02:00")"},
              {R"("2024-01-31")", R"("2024-01-31T24:00:00Z")"}},
         Case{R"({"type":"string","format":"uuid"})", {R"("123e4567-e89b-12d3-a456-426614174000")"}, {R"("123e4567")"}},
+        Case{R"({"type":"string","format":"email"})",
+             {R"("a.b+c@d-e.example.eu")"},
+             {R"("a@b")", R"("a b@c.de")", R"(".a@c.de")"}},
         Case{R"({"type":"string","format":"ipv4"})",
              {R"("0.0.0.0")", R"("255.10.99.1")"},
              {R"("256.0.0.0")", R"("1.2.3")", R"("1.2.3.4.")"}},
@@ -278,6 +285,7 @@ INSTANTIATE_TEST_SUITE_P(
     All, RefusedSchemas,
     testing::Values(
         Refusal{R"({"properties":{"a":{"not":{}}}})", "#/properties/a/not: the keyword \"not\" is not supported"},
+        Refusal{R"({"properties":{"a":{}},"propertyNames":{"maxLength":2}})", "#/propertyNames"},
         Refusal{R"({"type":"array","uniqueItems":true})", "uniqueItems"}, Refusal{R"({"if":{},"then":{}})", "#/if"},
         Refusal{R"({"type":"object","dependentRequired":{"a":["b"]}})", "dependentRequired"},
         Refusal{R"({"$ref":"other.json#/a"})", "only references into the same schema"},
@@ -303,7 +311,12 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{R"({"type":"object","minProperties":2})", "minProperties"},
         Refusal{R"({"type":"number","multipleOf":0.01})", "multipleOf"},
         Refusal{R"({"exclusiveMinimum":true})", "expected a number"}, Refusal{R"({"type":)", "not valid JSON"},
-        Refusal{"", "not valid JSON"}, Refusal{"\"a\xff\"", "not valid JSON"}, Refusal{"[]", "a schema is an object"}));
+        Refusal{"", "not valid JSON"}, Refusal{"\"a\xff\"", "not valid JSON"},
+        Refusal{R"({"properties":3})", "expected an object"}, Refusal{R"({"required":{"a":1}})", "expected a list"},
+        Refusal{R"({"allOf":[{"properties":3},{"properties":{"a":{}}}]})", "a schema is an object"},
+        Refusal{R"({"allOf":[{"prefixItems":3},{"items":{}}]})", "malformed"},
+        Refusal{R"({"enum":3})", "expected a list"}, Refusal{R"({"anyOf":3})", "expected a list"},
+        Refusal{R"({"$ref":3})", "a reference is a string"}, Refusal{"[]", "a schema is an object"}));
 
 TEST(SchemaBounds, DeepNestingIsRefused) {
   std::string schema = "true";
@@ -329,6 +342,29 @@ TEST(SchemaBounds, AlternativesThatMultiplyAreRefused) {
   for (int i = 0; i < 20; ++i)
     schema += std::string(i > 0 ? "," : "") + R"({"anyOf":[{"required":["a"]},{"required":["b"]}]})";
   EXPECT_THROW(compile_schema(schema + "]}"), RequestError);
+}
+
+TEST(SchemaBounds, ReferencesThatMultiplyAreRefused) {
+  std::string schema = R"({"allOf":[{"$ref":"#/$defs/d0"}],"$defs":{)";
+  for (int i = 0; i < 40; ++i) {
+    const std::string next = R"({"$ref":"#/$defs/d)" + std::to_string(i + 1) + "\"}";
+    schema += "\"d" + std::to_string(i) + R"(":{"allOf":[)" + next + "," + next + "]},";
+  }
+  EXPECT_THROW(compile_schema(schema + R"("d40":{}}})"), RequestError);
+}
+
+TEST(SchemaBounds, AThousandPropertiesAreFine) {
+  std::string schema = R"({"type":"object","properties":{)";
+  for (int i = 0; i < 1000; ++i)
+    schema += (i > 0 ? ",\"" : "\"") + std::string("property_with_a_long_name_") + std::to_string(i) +
+              R"(":{"type":"integer"})";
+  const auto grammar = compile_schema(schema + "}}");
+  EXPECT_TRUE(takes(grammar, R"({"property_with_a_long_name_7":1,"property_with_a_long_name_999":2,"other":"x"})"));
+  EXPECT_FALSE(takes(grammar, R"({"property_with_a_long_name_7":"x"})"));
+}
+
+TEST(SchemaBounds, LongPatternsAreRefused) {
+  EXPECT_THROW(compile_schema(R"({"type":"string","pattern":")" + std::string(20'000, 'a') + "\"}"), RequestError);
 }
 
 TEST(SchemaBounds, AmbiguousRecursionStaysSmall) {

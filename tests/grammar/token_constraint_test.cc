@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <ctime>
 #include <random>
 #include <string>
 #include <vector>
@@ -114,6 +115,40 @@ TEST(GrammarConstraint, TakesADocumentUnderAnyTokenisation) {
     EXPECT_TRUE(constraint.complete());
   }
 }
+
+// Schemas that are hard to follow: each step must stay within its budget, and never lead into a dead end.
+class HardSchemas : public testing::TestWithParam<const char*> {};
+
+TEST_P(HardSchemas, AreFollowedInBoundedTime) {
+  const TestVocabulary vocabulary = made_up_vocabulary(8'000, 2);
+  const auto trie = std::make_shared<const TokenTrie>(vocabulary.trie());
+  GrammarConstraint constraint(trie, compile_schema(GetParam()), std::vector<TokenId>{vocabulary.stop});
+  std::vector<uint32_t> mask((vocabulary.texts.size() + 31) / 32);
+  std::mt19937_64 random(3);
+  const std::clock_t begin = std::clock();  // CPU time, so that a busy machine does not matter
+  for (int step = 0; step < 12; ++step) {
+    constraint.allowed(mask);
+    std::vector<TokenId> allowed;
+    for (TokenId token = 0; token < vocabulary.stop; ++token)
+      if (bit(mask, token)) allowed.push_back(token);
+    if (allowed.empty()) {
+      EXPECT_TRUE(constraint.complete());
+      break;
+    }
+    constraint.accept(allowed[random() % allowed.size()]);
+  }
+  // Far above what it takes (well under a second), far below what no budget would take.
+  EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, 30.0);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Schemas, HardSchemas,
+    testing::Values(R"x({"type":"string","pattern":"^(a|b)*a(a|b|[ -~]){14}$"})x",
+                    R"x({"type":"string","pattern":"([a-z ]{0,40}){0,40}q"})x",
+                    R"x({"type":"string","pattern":"^([ -~]{1,200}[ -~]{1,200}){1,8}$"})x",
+                    R"x({"$ref":"#/$defs/t","$defs":{"t":{"anyOf":[{"type":"array","items":{"$ref":"#/$defs/t"}},
+                        {"type":"array","items":{"$ref":"#/$defs/t"},"maxItems":9},
+                        {"type":"array","items":{"$ref":"#/$defs/t"},"maxItems":7},{"type":"null"}]}}})x"));
 
 TEST(GrammarConstraintDeathTest, ATokenOutsideTheMaskIsABug) {
   const TestVocabulary vocabulary = made_up_vocabulary(600, 5);

@@ -316,6 +316,18 @@ TEST_F(PullTest, StoppingKeepsTheParts) {
   expect_model_is_right();
 }
 
+TEST_F(PullTest, StoppingWorksBeforeTheHubAnswers) {
+  TestServer silent(
+      [](const TestServer::Request&) -> TestServer::Response { return {.body = "[]  ", .stall_ms = 20'000}; });
+  PullOptions stopped = options();
+  stopped.endpoint = silent.origin();
+  stopped.stall_timeout_s = 15;
+  stopped.progress = [](const PullProgress&) { return false; };
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_TRUE(pull_model("org/model", store_, stopped).was_stopped);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(8));
+}
+
 TEST_F(PullTest, ProgressOnlyGrowsAndEndsAtAll) {
   PullOptions watched = options();
   hub_.stall_ms = 250;
@@ -326,6 +338,7 @@ TEST_F(PullTest, ProgressOnlyGrowsAndEndsAtAll) {
   };
   const PullResult result = pull_model("org/model", store_, watched);
   ASSERT_GE(seen.size(), 3u);
+  std::erase_if(seen, [](const PullProgress& progress) { return progress.bytes_total == 0; });  // still listing
   for (size_t i = 1; i < seen.size(); ++i) EXPECT_GE(seen[i].bytes_done, seen[i - 1].bytes_done);
   EXPECT_EQ(seen.back().bytes_done, result.bytes);
   EXPECT_EQ(seen.back().bytes_total, result.bytes);

@@ -1,4 +1,5 @@
 """A live server with calla-tiny, for the suite that drives it through the official SDKs and through raw HTTP."""
+
 import json
 import os
 import pathlib

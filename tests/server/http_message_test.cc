@@ -74,10 +74,12 @@ TEST(HttpChunks, Sizes) {
 }
 
 TEST(HttpResponse, Head) {
-  EXPECT_EQ(response_head(200, {{"A", "b"}}, 5, true),
+  using Kind = BodyLength::Kind;
+  EXPECT_EQ(response_head(200, {{"A", "b"}}, {Kind::kBytes, 5}, true),
             "HTTP/1.1 200 OK\r\nA: b\r\nContent-Length: 5\r\nConnection: keep-alive\r\n\r\n");
-  EXPECT_EQ(response_head(503, {}, std::nullopt, false),
+  EXPECT_EQ(response_head(503, {}, {Kind::kChunks, 0}, false),
             "HTTP/1.1 503 Service Unavailable\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n");
+  EXPECT_EQ(response_head(200, {}, {Kind::kConnection, 0}, false), "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n");
 }
 
 }  // namespace

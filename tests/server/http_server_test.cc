@@ -105,6 +105,14 @@ TEST_F(HttpServerTest, AnswersSeveralRequestsOfAConnection) {
   EXPECT_TRUE(text.ends_with("3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n")) << text;
 }
 
+TEST_F(HttpServerTest, StreamsToOldClientsWithoutChunks) {
+  start();
+  Client client(server_->port());
+  client.send("GET /stream HTTP/1.0\r\nConnection: keep-alive\r\n\r\n");
+  const std::string text = client.read_all();
+  EXPECT_TRUE(text.ends_with("\r\nConnection: close\r\n\r\nonetwo")) << text;
+}
+
 TEST_F(HttpServerTest, HandlersMayThrow) {
   start();
   Client client(server_->port());

@@ -211,7 +211,7 @@ TEST_F(ReplyRunTest, ChatResponse) {
 
 TEST_F(ReplyRunTest, AnthropicStream) {
   const ChatRequest parsed = request(tools_);
-  anthropic::MessageDialect dialect({"id", "m"});
+  anthropic::MessageDialect dialect({"id", "m"}, 7);
   const auto list = events(stream(std::string("Hm.\n</think>\n\nText\n\n") + kCall, dialect, parsed));
   std::vector<std::string> kinds;
   std::string input;
@@ -226,6 +226,7 @@ TEST_F(ReplyRunTest, AnthropicStream) {
     }
   }
   EXPECT_EQ(list.front()["type"], "message_start");
+  EXPECT_EQ(list.front()["message"]["usage"]["input_tokens"], 7);
   EXPECT_EQ(list.back()["type"], "message_stop");
   EXPECT_EQ(kinds, (std::vector<std::string>{"thinking", "text", "tool_use"}));
   EXPECT_EQ(input, R"({"a":1})");

@@ -11,21 +11,23 @@ int main(int argc, char** argv) {
   using namespace calla;
   ServeOptions options;
   if (argc < 2) return 2;
-  options.model = argv[1];
+  options.engine.model = argv[1];
   for (int i = 2; i + 1 < argc; i += 2) {
     const std::string name = argv[i], value = argv[i + 1];
     if (name == "--host") options.http.host = value;
     if (name == "--port") options.http.port = std::atoi(value.c_str());
     if (name == "--api-key") options.access.api_key = value;
     if (name == "--cors-origin") options.access.cors_origins.push_back(value);
-    if (name == "--context") options.scheduler.context = std::atoi(value.c_str());
-    if (name == "--max-sequences") options.scheduler.max_sequences = std::atoi(value.c_str());
-    if (name == "--max-queue") options.scheduler.max_queue = std::atoi(value.c_str());
+    if (name == "--context") options.engine.scheduler.context = std::atoi(value.c_str());
+    if (name == "--max-sequences") options.engine.scheduler.max_sequences = std::atoi(value.c_str());
+    if (name == "--max-queue") options.engine.scheduler.max_queue = std::atoi(value.c_str());
     if (name == "--max-connections") options.http.max_connections = std::atoi(value.c_str());
     if (name == "--max-body") options.http.max_body_bytes = std::strtoull(value.c_str(), nullptr, 10);
     if (name == "--head-timeout-ms") options.http.head_timeout = std::chrono::milliseconds(std::atoi(value.c_str()));
-    if (name == "--backend") options.backend = value;
-    if (name == "--threads") options.threads = std::atoi(value.c_str());
+    if (name == "--cache-snapshots") options.engine.scheduler.cache_snapshots = std::atoi(value.c_str());
+    if (name == "--cache-dir") options.engine.scheduler.cache_dir = value;
+    if (name == "--backend") options.engine.backend = value;
+    if (name == "--threads") options.engine.threads = std::atoi(value.c_str());
   }
   try {
     serve(options, {[](const std::string& line) { std::cerr << line + "\n"; },

@@ -1,4 +1,5 @@
 """The official Anthropic SDK against /v1/messages."""
+
 import json
 
 import anthropic
@@ -74,7 +75,9 @@ def test_tool_round_trip(anthropic_client):
 
 def test_system_and_stop_sequence(anthropic_client):
     answer = create(
-        anthropic_client, "What is your name?", system=[{"type": "text", "text": "Answer in upper case."}],
+        anthropic_client,
+        "What is your name?",
+        system=[{"type": "text", "text": "Answer in upper case."}],
         thinking={"type": "disabled"},
     )
     assert answer.content[0].text == "MY NAME IS CALLA TINY."

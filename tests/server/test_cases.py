@@ -1,4 +1,5 @@
 """Cases drawn from public reports about other engines, at the level of the API."""
+
 import json
 
 import httpx
@@ -68,13 +69,17 @@ def test_system_message_in_the_middle_and_at_the_end(server):
 def test_call_cut_by_max_tokens(server, limit):
     body = {
         "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
-        "tools": [WEATHER], "temperature": 0, "max_tokens": limit,
+        "tools": [WEATHER],
+        "temperature": 0,
+        "max_tokens": limit,
     }
     answer = server.post("/v1/chat/completions", body).json()["choices"][0]
     assert answer["finish_reason"] == "length"
     assert not answer["message"].get("tool_calls")
     arguments = ""
-    with httpx.stream("POST", server.url + "/v1/chat/completions", json={**body, "stream": True}, timeout=60) as response:
+    with httpx.stream(
+        "POST", server.url + "/v1/chat/completions", json={**body, "stream": True}, timeout=60
+    ) as response:
         assert response.status_code == 200
         finish = None
         for data in events(response):
@@ -119,7 +124,10 @@ def test_all_thinking_switches(server):
     [
         ({"enable_thinking": True, "reasoning_effort": "none"}, ("enable_thinking", "reasoning_effort")),
         ({"enable_thinking": False, "reasoning_effort": "high"}, ("enable_thinking", "reasoning_effort")),
-        ({"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}}, ("enable_thinking", "chat_template_kwargs.enable_thinking")),
+        (
+            {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+            ("enable_thinking", "chat_template_kwargs.enable_thinking"),
+        ),
     ],
 )
 def test_conflicting_thinking_switches(server, more, names):
@@ -130,7 +138,12 @@ def test_conflicting_thinking_switches(server, more, names):
 
 
 def test_schema_waits_for_the_end_of_thinking(server):
-    schema = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"answer": {"type": "integer"}},
+        "required": ["answer"],
+        "additionalProperties": False,
+    }
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     answer = server.chat("What is 3 plus 4?", response_format=form, max_tokens=300)["choices"][0]
     assert answer["finish_reason"] == "stop"
@@ -144,7 +157,14 @@ def test_schema_waits_for_the_end_of_thinking(server):
 
 def test_streams_are_valid_utf8(server):
     # Random tokens of a byte-level vocabulary: most sequences are no characters.
-    body = {"prompt": "\u65e5\u672c \U0001f469\u200d\U0001f4bb", "max_tokens": 200, "temperature": 2, "top_k": 0, "top_p": 1, "seed": 3}
+    body = {
+        "prompt": "\u65e5\u672c \U0001f469\u200d\U0001f4bb",
+        "max_tokens": 200,
+        "temperature": 2,
+        "top_k": 0,
+        "top_p": 1,
+        "seed": 3,
+    }
     whole = server.post("/v1/completions", body).json()
     text = ""
     with httpx.stream("POST", server.url + "/v1/completions", json={**body, "stream": True}, timeout=60) as response:
@@ -186,7 +206,9 @@ def text_of_length(server, path, target, **more):
     def count(text):
         if path == "/v1/completions":
             return len(server.post("/tokenize", {"content": text}).json()["tokens"])
-        return server.post("/v1/messages/count_tokens", body(text) | {"messages": [{"role": "user", "content": text}]}).json()["input_tokens"]
+        return server.post(
+            "/v1/messages/count_tokens", body(text) | {"messages": [{"role": "user", "content": text}]}
+        ).json()["input_tokens"]
 
     n = target - 20
     text = " a" * n
@@ -229,7 +251,12 @@ def test_second_turn_reuses_the_first(server, more, filler):
     history = [system, first_question]
     shared = first["usage"]["prompt_tokens"] - (len("xxx") if not more else 7)
     reply = {"role": "assistant", "content": first["choices"][0]["message"]["content"]}
-    body = {"messages": history + [reply, {"role": "user", "content": "And what is a violin?"}], "temperature": 0, "max_tokens": 200, **more}
+    body = {
+        "messages": history + [reply, {"role": "user", "content": "And what is a violin?"}],
+        "temperature": 0,
+        "max_tokens": 200,
+        **more,
+    }
     second = server.post("/v1/chat/completions", body).json()
     cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
     # The prompt without the generation prompt: <|im_start|>assistant\n<think>\n, with thinking off \n</think>\n\n more.
@@ -254,25 +281,15 @@ def test_preserved_reasoning_reuses_the_reply(server):
     assert cold["choices"][0]["message"] == second["choices"][0]["message"]
 
 
-def test_agent_loop_prefills_only_what_is_new(server):
-    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
-    more = {"tools": [WEATHER], "temperature": 0, "max_tokens": 200}
-    known = 0
-    for turn in range(5):
-        answer = server.post("/v1/chat/completions", {"messages": messages, **more}).json()
-        usage = answer["usage"]
-        if turn > 0:
-            assert usage["prompt_tokens_details"]["cached_tokens"] >= known - 8, turn
-        known = usage["prompt_tokens"] + usage["completion_tokens"]
-        message = answer["choices"][0]["message"]
-        reply = {"role": "assistant", "content": message["content"], "reasoning_content": message.get("reasoning_content", "")}
-        if message.get("tool_calls"):
-            reply["tool_calls"] = message["tool_calls"]
-            for call in reply["tool_calls"]:  # as clients do that parse arguments and print them again
-                call["function"]["arguments"] = json.dumps(json.loads(call["function"]["arguments"]), indent=1)
-            messages.append(reply)
-            messages += [{"role": "tool", "tool_call_id": call["id"], "content": '{"temperature": 7, "condition": "rainy"}'} for call in reply["tool_calls"]]
-        else:
-            more["preserve_thinking"] = True  # or the first steps' thinking is stripped by the next question
-            messages += [reply, {"role": "user", "content": f"What is the weather in {['Oslo', 'Rome', 'Cairo', 'Lima'][turn % 4]}?"}]
-    assert turn == 4
+def test_a_long_first_message_is_read_once(server):
+    more = {"temperature": 0, "max_tokens": 20, "enable_thinking": False}
+    messages = [{"role": "user", "content": "Repeat: piano." + " word" * 3000}]
+    first = server.post("/v1/chat/completions", {"messages": messages, **more}).json()
+    messages += [
+        {"role": "assistant", "content": first["choices"][0]["message"]["content"]},
+        {"role": "user", "content": "Again."},
+    ]
+    second = server.post("/v1/chat/completions", {"messages": messages, **more}).json()
+    # The prompt without the generation prompt of seven tokens.
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["prompt_tokens"] - 7
+    assert second["timings"]["prompt_ms"] < first["timings"]["prompt_ms"] / 10

@@ -1,4 +1,5 @@
 """Raw HTTP: safety, limits, clients that leave, and shutting down."""
+
 import concurrent.futures
 import json
 import signal
@@ -66,7 +67,9 @@ def test_unknown_paths_and_methods(server):
     assert head.status_code == 200 and head.content == b""
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"7", b'{"messages": [}', b"\xff\xfe", b'{"messages": "\xff"}', b"[" * 100000])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"7", b'{"messages": [}', b"\xff\xfe", b'{"messages": "\xff"}', b"[" * 100000]
+)
 def test_bodies_that_are_no_request(server, body):
     answer = httpx.post(server.url + "/v1/chat/completions", content=body)
     assert answer.status_code == 400
@@ -105,7 +108,9 @@ def test_chunked_and_expect(server):
     chunks = b"".join(b"%x\r\n%c\r\n" % (1, byte) for byte in body) + b"0\r\n\r\n"
     answer = raw(server, b"POST /tokenize HTTP/1.1\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
     assert status(answer) == 200
-    head = b"POST /tokenize HTTP/1.1\r\nConnection: close\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /tokenize HTTP/1.1\r\nConnection: close\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(
+        body
+    )
     answer = raw(server, head + body)
     assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
 
@@ -121,17 +126,26 @@ def test_cors_is_off(server):
     assert httpx.get(server.url + "/v1/models", headers=mine).status_code == 200
     other = httpx.get(server.url + "/v1/models", headers={"Origin": "https://evil.example"})
     assert other.status_code == 403 and "access-control-allow-origin" not in other.headers
-    answer = httpx.post(server.url + "/v1/chat/completions", content=json.dumps(HELLO), headers={"Origin": "null", "Content-Type": "text/plain"})
+    answer = httpx.post(
+        server.url + "/v1/chat/completions",
+        content=json.dumps(HELLO),
+        headers={"Origin": "null", "Content-Type": "text/plain"},
+    )
     assert answer.status_code == 403
 
 
 def test_cors_for_a_listed_page(make_server):
     server = make_server("--cors-origin", "https://app.example")
     headers = {"Origin": "https://app.example"}
-    asked = httpx.options(server.url + "/v1/chat/completions", headers={**headers, "Access-Control-Request-Method": "POST"})
+    asked = httpx.options(
+        server.url + "/v1/chat/completions", headers={**headers, "Access-Control-Request-Method": "POST"}
+    )
     assert asked.status_code == 204 and asked.headers["access-control-allow-origin"] == "https://app.example"
     assert "authorization" in asked.headers["access-control-allow-headers"]
-    assert httpx.get(server.url + "/v1/models", headers=headers).headers["access-control-allow-origin"] == "https://app.example"
+    assert (
+        httpx.get(server.url + "/v1/models", headers=headers).headers["access-control-allow-origin"]
+        == "https://app.example"
+    )
     assert httpx.get(server.url + "/v1/models", headers={"Origin": "https://evil.example"}).status_code == 403
 
 
@@ -173,7 +187,7 @@ def test_page_is_self_contained(server):
     page = httpx.get(server.url + "/")
     assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]
-    for mark in ("src=\"http", "href=\"http", "@import", "url("):
+    for mark in ('src="http', 'href="http', "@import", "url("):
         assert mark not in page.text
 
 
@@ -187,7 +201,9 @@ def test_client_that_leaves_stops_the_work(server, stream):
     client.close()
     assert wait_until(lambda: server.metric("running") == 0, 5)
     assert server.metric("http_disconnects_total") == before + 1
-    assert server.chat("What is a kangaroo?", enable_thinking=False)["choices"][0]["message"]["content"].startswith("A kangaroo is")
+    assert server.chat("What is a kangaroo?", enable_thinking=False)["choices"][0]["message"]["content"].startswith(
+        "A kangaroo is"
+    )
 
 
 def test_slow_clients_do_not_hurt_others(make_server):
@@ -254,12 +270,14 @@ def test_log_holds_no_text(make_server):
 
 def test_graceful_shutdown(make_server):
     server = make_server()
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        job = pool.submit(server.post, "/v1/completions", {**LONG, "max_tokens": 100})
-        assert wait_until(lambda: server.metric("running") == 1)
+    body = {**LONG, "max_tokens": 200, "stream": True}
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response:
+        lines = response.iter_lines()
+        next(lines)
         server.process.send_signal(signal.SIGTERM)
-        answer = job.result()
-    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] > 1
+        rest = list(lines)
+    assert rest[-2:] == ["data: [DONE]", ""]
+    assert '"finish_reason":"length"' in rest[-4]
     assert server.process.wait(10) == 0
 
 

@@ -1,6 +1,7 @@
 """Many clients at once: streams, cancels, bad requests, prompts that are too large. As a test it runs for some seconds;
     CALLA_SERVE_MAIN=... python tests/server/test_load.py SECONDS [CLIENTS]
 runs it for longer and prints what it saw."""
+
 import collections
 import concurrent.futures
 import json
@@ -17,7 +18,12 @@ WORDS = ["kangaroo", "piano", "violin", "lighthouse", "river", "hammer", "castle
 
 
 def question(word):
-    return {"messages": [{"role": "user", "content": f"What is a {word}?"}], "temperature": 0, "max_tokens": 48, "enable_thinking": False}
+    return {
+        "messages": [{"role": "user", "content": f"What is a {word}?"}],
+        "temperature": 0,
+        "max_tokens": 48,
+        "enable_thinking": False,
+    }
 
 
 def rss_mib(server):
@@ -118,7 +124,7 @@ def load(server, seconds, clients):
 
 
 def test_many_clients():
-    server = Server("--context", 2048, "--max-sequences", 8, "--max-queue", 64)
+    server = Server("--context", 2048, "--max-sequences", 8, "--max-queue", 64, "--cache-snapshots", 64)
     try:
         seen, memory, first = load(server, 8, 32)
         assert all(seen[kind] > 0 for kind in ("whole", "streamed", "left", "bad", "huge")), seen
@@ -130,9 +136,11 @@ def test_many_clients():
 
 
 if __name__ == "__main__":
-    running = Server("--context", 2048, "--max-sequences", 8, "--max-queue", 64)
+    running = Server("--context", 2048, "--max-sequences", 8, "--max-queue", 64, "--cache-snapshots", 64)
     counts, rss, waits = load(running, float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 32)
     print(dict(counts))
     print("RSS in MiB over time:", *(f"{value:.0f}" for value in rss))
-    print(f"first token after: median {waits[len(waits) // 2]:.2f} s, 95 % {waits[len(waits) * 95 // 100]:.2f} s, worst {waits[-1]:.2f} s")
+    print(
+        f"first token after: median {waits[len(waits) // 2]:.2f} s, 95 % {waits[len(waits) * 95 // 100]:.2f} s, worst {waits[-1]:.2f} s"
+    )
     print("exit code", running.stop())

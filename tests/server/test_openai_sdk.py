@@ -1,4 +1,5 @@
 """The official OpenAI SDK against the server: what a user of the SDK does, streamed and not."""
+
 import json
 
 import openai
@@ -61,7 +62,9 @@ def test_golden_chats(openai_client, index):
     assert answer.usage.total_tokens == chat["prompt_tokens"] + chat["output_tokens"]
 
     reasoning, content = expected(chat)
-    assert getattr(message, "reasoning_content", "") == reasoning or (not reasoning and not hasattr(message, "reasoning_content"))
+    assert getattr(message, "reasoning_content", "") == reasoning or (
+        not reasoning and not hasattr(message, "reasoning_content")
+    )
     assert streamed["reasoning"] == reasoning
     if "<tool_call>" in content:
         assert message.content is None and streamed["content"] == ""
@@ -94,8 +97,13 @@ def test_tool_round_trip(openai_client):
 @pytest.mark.parametrize("thinking", [True, False])
 def test_forced_calls(openai_client, choice, thinking):
     answer = ask(
-        openai_client, "What is a kangaroo?", tools=[WEATHER], tool_choice=choice, max_tokens=200,
-        parallel_tool_calls=False, extra_body={"enable_thinking": thinking},
+        openai_client,
+        "What is a kangaroo?",
+        tools=[WEATHER],
+        tool_choice=choice,
+        max_tokens=200,
+        parallel_tool_calls=False,
+        extra_body={"enable_thinking": thinking},
     )
     assert answer.choices[0].finish_reason in ("tool_calls", "length")
     if answer.choices[0].finish_reason == "tool_calls":
@@ -152,14 +160,22 @@ def test_schema_that_cannot_be_enforced(openai_client):
 
 
 def test_cut_schema_is_not_completed(openai_client):
-    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}}}
+    form = {
+        "type": "json_schema",
+        "json_schema": {
+            "name": "a",
+            "schema": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
+        },
+    }
     answer = ask(openai_client, "Who are you?", response_format=form, max_tokens=4)
     assert answer.choices[0].finish_reason == "length"
     assert not answer.choices[0].message.content
 
 
 def test_logprobs(openai_client):
-    answer = ask(openai_client, "What is a kangaroo?", logprobs=True, top_logprobs=3, max_tokens=6, extra_body=NO_THINKING)
+    answer = ask(
+        openai_client, "What is a kangaroo?", logprobs=True, top_logprobs=3, max_tokens=6, extra_body=NO_THINKING
+    )
     tokens = answer.choices[0].logprobs.content
     assert len(tokens) == 6
     assert "".join(token.token for token in tokens) == answer.choices[0].message.content
@@ -169,7 +185,13 @@ def test_logprobs(openai_client):
         assert token.top_logprobs[0].logprob == pytest.approx(token.logprob)
         assert bytes(token.bytes).decode() == token.token
     stream = ask(
-        openai_client, "What is a kangaroo?", logprobs=True, top_logprobs=3, max_tokens=6, stream=True, extra_body=NO_THINKING
+        openai_client,
+        "What is a kangaroo?",
+        logprobs=True,
+        top_logprobs=3,
+        max_tokens=6,
+        stream=True,
+        extra_body=NO_THINKING,
     )
     streamed = [t for chunk in stream for c in chunk.choices if c.logprobs for t in c.logprobs.content]
     assert [t.token for t in streamed] == [t.token for t in tokens]
@@ -186,7 +208,15 @@ def test_n(openai_client):
     same = ask(openai_client, "Who are you?", n=3, extra_body=NO_THINKING)
     assert [c.index for c in same.choices] == [0, 1, 2]
     assert len({c.message.content for c in same.choices}) == 1
-    varied = ask(openai_client, "Name an animal.", n=8, temperature=2, seed=1, max_tokens=8, extra_body={**NO_THINKING, "top_k": 0, "top_p": 1})
+    varied = ask(
+        openai_client,
+        "Name an animal.",
+        n=8,
+        temperature=2,
+        seed=1,
+        max_tokens=8,
+        extra_body={**NO_THINKING, "top_k": 0, "top_p": 1},
+    )
     assert len({c.message.content for c in varied.choices}) > 1
     stream = ask(openai_client, "Who are you?", n=3, stream=True, extra_body=NO_THINKING)
     texts = ["", "", ""]
@@ -198,7 +228,14 @@ def test_n(openai_client):
 
 def test_seed(openai_client):
     def draw(**more):
-        answer = ask(openai_client, "Name an animal.", temperature=1.5, max_tokens=12, extra_body={**NO_THINKING, "top_k": 0, "top_p": 1}, **more)
+        answer = ask(
+            openai_client,
+            "Name an animal.",
+            temperature=1.5,
+            max_tokens=12,
+            extra_body={**NO_THINKING, "top_k": 0, "top_p": 1},
+            **more,
+        )
         return answer.choices[0].message.content, answer.model_extra["seed"]
 
     assert draw(seed=7) == draw(seed=7)
@@ -240,7 +277,9 @@ def test_usage_of_reasoning(openai_client):
     answer = ask(openai_client, "Who are you?")
     details = answer.usage.completion_tokens_details
     assert 0 < details.reasoning_tokens < answer.usage.completion_tokens
-    assert ask(openai_client, "Who are you?", extra_body=NO_THINKING).usage.completion_tokens_details.reasoning_tokens == 0
+    assert (
+        ask(openai_client, "Who are you?", extra_body=NO_THINKING).usage.completion_tokens_details.reasoning_tokens == 0
+    )
 
 
 def test_usage_only_when_asked(openai_client):
@@ -273,7 +312,9 @@ def test_models(openai_client):
 def test_completions(openai_client):
     prompt = "<|im_start|>user\nWhat is a kangaroo?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     expected_text = GOLDEN[0]["output_text"].removesuffix("<|im_end|>")
-    create = lambda **more: openai_client.completions.create(model="m", temperature=0, **{"max_tokens": 100, "prompt": prompt, **more})
+    create = lambda **more: openai_client.completions.create(
+        model="m", temperature=0, **{"max_tokens": 100, "prompt": prompt, **more}
+    )
     answer = create()
     assert answer.choices[0].text == expected_text and answer.choices[0].finish_reason == "stop"
     assert answer.usage.prompt_tokens == GOLDEN[0]["prompt_tokens"]
@@ -323,7 +364,10 @@ def test_completions_from_tokens(openai_client, server):
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "system", "content": "S"}]}, "messages"),
         ({"messages": "hello"}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages[0].content[0]"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content[0]",
+        ),
     ],
 )
 def test_refusals(openai_client, more, field):
@@ -379,7 +423,9 @@ def test_responses_tools(openai_client):
     call = [item for item in first.output if item.type == "function_call"][0]
     assert call.name == "get_weather" and json.loads(call.arguments) == {"city": "Oslo"}
     history = [question, *[item.model_dump(exclude_none=True) for item in first.output]]
-    history.append({"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature": -3, "condition": "snowy"}'})
+    history.append(
+        {"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature": -3, "condition": "snowy"}'}
+    )
     second = create(input=history, reasoning={"effort": "none"})
     assert second.output_text == "It is -3 degrees and snowy in Oslo."
     with openai_client.responses.stream(model="m", input=[question], tools=[tool], temperature=0) as stream:

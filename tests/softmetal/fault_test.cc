@@ -65,7 +65,7 @@ TEST_F(Faults, WriteBeforeOffset) {
 
 TEST_F(Faults, ThreadgroupWritePastEnd) {
   fails("writes_threadgroup_past_end", 32);
-  expect(Fault::kOutOfBounds, "writes_threadgroup_past_end", "a[i + 1]", "outside every threadgroup variable");
+  expect(Fault::kOutOfBounds, "writes_threadgroup_past_end", "p[i + 1]", "outside every threadgroup variable");
 }
 
 TEST_F(Faults, UninitialisedBuffer) {
@@ -171,7 +171,32 @@ TEST_F(Faults, ArgumentsShorterThanTheirType) {
 TEST_F(Faults, Misaligned) {
   const auto x = buffer(std::vector<float>(64, 1.0f)), y = empty(256);
   fails("reads_misaligned", 32, {{x.get()}, {y.get()}});
-  expect(Fault::kMisaligned, "reads_misaligned", "x + i + 1");
+  expect(Fault::kMisaligned, "reads_misaligned", "x + i + 1", "multiple of");
+}
+
+TEST_F(Faults, MisalignedVector) {
+  const auto x = buffer(std::vector<float>(64, 1.0f)), y = empty(256);
+  fails("reads_misaligned_vector", 32, {{x.get()}, {y.get()}});
+  expect(Fault::kMisaligned, "reads_misaligned_vector", "float4*", "multiple of 16");
+}
+
+TEST_F(Faults, IndexOutsideAnArray) {
+  fails("indexes_past_an_array", 5);
+  expect(Fault::kUndefined, "indexes_past_an_array", "mine[i]", "index 4 is outside");
+}
+
+TEST_F(Faults, DivisionByZero) {
+  fails("divides_by_zero", 4);
+  expect(Fault::kUndefined, "divides_by_zero", "100 / i", "division by zero");
+}
+
+TEST_F(Faults, EndlessLoop) {
+  softmetal::Options options = checked();
+  options.dispatch_timeout_seconds = 0.05;
+  softmetal::set_options(options);
+  const auto y = buffer(std::vector<float>(32));
+  fails("never_ends", 32, {{y.get()}});
+  expect(Fault::kEndless, "never_ends", "");
 }
 
 TEST_F(Faults, UnboundBuffer) {

@@ -36,6 +36,7 @@ function(softmetal_library name)
       COMMAND ${Python3_EXECUTABLE} ${SOFTMETAL_DIR}/tools/translate.py ${path} --compiler ${CMAKE_CXX_COMPILER}
               --library ${name} ${include_flags} ${define_flags} --depfile ${output}.d --output ${output}
       DEPENDS ${path} ${SOFTMETAL_DIR}/tools/translate.py ${SOFTMETAL_DIR}/tools/msl_text.py
+              ${SOFTMETAL_DIR}/tools/msl_table.py
       DEPFILE ${output}.d
       COMMENT "Translating ${stem}.metal"
       VERBATIM)
@@ -57,8 +58,8 @@ function(softmetal_library name)
       target_compile_options(${target} PRIVATE -fno-gnu-unique)
     endif()
     if(flavour STREQUAL "checked")
-      # Thread instrumentation for its hooks only; softmetal defines them, the sanitizer's runtime is not linked.
-      target_compile_options(${target} PRIVATE -fsanitize=thread)
+      # Instrumentation for its hooks only; softmetal defines them, the sanitizers' runtimes are not linked.
+      target_compile_options(${target} PRIVATE -fsanitize=thread -fsanitize=bounds,alignment,integer-divide-by-zero)
       target_compile_definitions(${target} PRIVATE SOFTMETAL_INSTRUMENTED=true)
     else()
       target_compile_definitions(${target} PRIVATE SOFTMETAL_INSTRUMENTED=false)

@@ -43,10 +43,10 @@ struct AttentionParams {
     return cache + ((static_cast<size_t>(page) * kv_heads + kv_head) * 2 + which) * kTileBytes;
   }
 };
-inline constexpr int kPartialFloats = kHeadDim + 2;
+inline constexpr int kPartialFloats = kHeadDim + 4;  // rows stay aligned to 16 bytes
 
 // q/k RMSNorm and partial RoPE; q to attn_q, k and v to the cache.
-void attention_prepare(const Launch& launch, const AttentionParams& p, const Ahead& ahead = {});
+void attention_prepare(const Launch& launch, const AttentionParams& p);
 // Every row by itself (decode; also any rows on GPUs before Hopper). `pack_heads` off: each query head reads the cache
 // for itself (the ablation of GQA packing).
 void attention_rows(const Launch& launch, const AttentionParams& p, bool pack_heads);

@@ -5,12 +5,12 @@
 //             running softmax, so warps never wait for each other; they merge once at the end.
 //   Matrix    S^T = K Q^T and O^T = V^T P^T with m16n8k16: the eight query heads are the n side, so each cache row is
 //             read once for all of them (GQA packing) and no lane idles.
-//   Shared    three stages of 16 KiB a warp (cp.async), 192 KiB a block.
+//   Shared    three stages of 16 KiB a warp (cp.async), 192 KiB a block; two or one on GPUs with less.
 //   Moves     1 KiB of cache a position and KV head. Bandwidth-bound.
-// attention_merge: the splits' results, output gate -> mixed. Grid (q_heads, rows), block 1024: four shares of the splits.
+// attention_merge: the splits' results, output gate -> mixed. Grid (4 q_heads, rows), block 512: 64 dims, eight
+//   shares of the splits.
 #include <cmath>
 
-#include "backend/cuda/ahead.cuh"
 #include "backend/cuda/attention.h"
 #include "backend/cuda/ptx.cuh"
 
@@ -18,17 +18,14 @@ namespace calla::cuda {
 namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kStages = 3;
 constexpr int kWarpRows = kKvPageRows / kWarps;           // 16
 constexpr int kWarpTileBytes = kWarpRows * kHeadDim * 2;  // 8 KiB of keys, as much of values
-constexpr int kSharedBytes = kWarps * kStages * 2 * kWarpTileBytes;
-constexpr int kMergeShares = 4, kMergeThreads = kMergeShares * kHeadDim;
+constexpr int shared_bytes(int stages) { return kWarps * stages * 2 * kWarpTileBytes; }
+constexpr int kMergeDims = 64, kMergeShares = 8, kMergeThreads = kMergeShares * kMergeDims;
 constexpr int kMaxSplits = kMergeThreads;
 constexpr float kScoreScale = 0.0625f * 1.44269504f;  // 1 / sqrt(256), and exp2 instead of exp
 
-__global__ void __launch_bounds__(256) attention_prepare_kernel(AttentionParams p, Ahead ahead) {
-  prefetch_ahead(ahead);
-  grid_dependency_wait();
+__global__ void __launch_bounds__(256) attention_prepare_kernel(AttentionParams p) {
   launch_dependents();
   const int unit = static_cast<int>(blockIdx.x * 8 + threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   const int row = static_cast<int>(blockIdx.y);
@@ -37,33 +34,40 @@ __global__ void __launch_bounds__(256) attention_prepare_kernel(AttentionParams 
   const int position = sequence.position + row - sequence.first_row;
   const bool is_query = unit < p.q_heads, is_value = unit >= p.q_heads + p.kv_heads;
   const int head = is_query ? unit : (unit - p.q_heads) % p.kv_heads;
+  // What does not depend on the projection, before waiting for it: the norm's weights, and the rotation. Pairs are
+  // (i, i + half): the partner's lane is half / 8 lanes away.
+  const int half = p.rotary_dim / 2, distance = half / 8;
+  const bool low = lane < distance, rotates = lane < 2 * distance && !is_value;
+  const int partner = rotates ? (low ? lane + distance : lane - distance) : lane;
+  float norm[8], sine[8], cosine[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    norm[i] = (is_query ? p.q_norm : p.k_norm)[lane * 8 + i];
+    sine[i] = 0;
+    cosine[i] = 1;
+    if (!rotates) continue;
+    // The angle reaches 1e5 radians: reduced in double, then fp32 is exact enough.
+    const double turns = position * p.inverse_frequency[(low ? lane : lane - distance) * 8 + i] * (0.5 / M_PI);
+    sincospif(static_cast<float>(2 * (turns - floor(turns))), &sine[i], &cosine[i]);
+    if (low) sine[i] = -sine[i];
+  }
+  grid_dependency_wait();
+
   const float* from = p.projected + row * p.stride +
                       (is_query ? head * 2 * kHeadDim : (is_value ? p.v_column : p.k_column) + head * kHeadDim) +
                       lane * 8;
-  float v[8];
-  const float4 a = *reinterpret_cast<const float4*>(from), b = *reinterpret_cast<const float4*>(from + 4);
-  v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+  const float4 a = __ldcg(reinterpret_cast<const float4*>(from)), b = __ldcg(reinterpret_cast<const float4*>(from) + 1);
+  float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
   if (!is_value) {
     float square = 0;
 #pragma unroll
     for (float x : v) square += x * x;
     const float scale = rsqrtf(sum_lanes(square) / kHeadDim + p.eps);
-    const float* norm = (is_query ? p.q_norm : p.k_norm) + lane * 8;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] *= scale * norm[i];
-    // Pairs (i, i + half): the partner's lane is half / 8 lanes away.
-    const int half = p.rotary_dim / 2, distance = half / 8;
-    const bool low = lane < distance, rotates = lane < 2 * distance;
-    const int partner = low ? lane + distance : lane - distance;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const float other = __shfl_sync(0xffffffffu, v[i], rotates ? partner : lane);
-      if (!rotates) continue;
-      // The angle reaches 1e5 radians: reduced in double, then fp32 is exact enough.
-      const double turns = position * p.inverse_frequency[(low ? lane : lane - distance) * 8 + i] * (0.5 / M_PI);
-      float sine, cosine;
-      sincospif(static_cast<float>(2 * (turns - floor(turns))), &sine, &cosine);
-      v[i] = low ? v[i] * cosine - other * sine : v[i] * cosine + other * sine;
+      v[i] *= scale * norm[i];
+      const float other = __shfl_sync(0xffffffffu, v[i], partner);
+      v[i] = v[i] * cosine[i] + other * sine[i];
     }
   }
   const uint4 packed =
@@ -90,7 +94,7 @@ __device__ __forceinline__ int row_length(const StepView& step, int row, StepSeq
   return sequence.position + row - sequence.first_row + 1;
 }
 
-template <bool kPackHeads>
+template <bool kPackHeads, int kStages>
 __global__ void __launch_bounds__(kThreads) attention_split(AttentionParams p) {
   extern __shared__ __align__(128) std::byte shared[];
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
@@ -203,10 +207,12 @@ __global__ void __launch_bounds__(kThreads) attention_split(AttentionParams p) {
   cp_async_wait<0>();
   __syncthreads();
 
-  // Merge the warps: [warp][head][256] sums, then maxima and weights.
+  // Merge the warps: [warp][head] rows of 256 sums, then maxima and weights, then factors.
+  constexpr int kRowFloats = kHeadDim + 4;  // apart by four banks
   auto* sums = reinterpret_cast<float*>(shared);
-  float* tops = sums + kWarps * kGqaFactor * kHeadDim;
+  float* tops = sums + kWarps * kGqaFactor * kRowFloats;
   float* weights = tops + kWarps * kGqaFactor;
+  float* factors = weights + kWarps * kGqaFactor;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     weight[h] += __shfl_xor_sync(0xffffffffu, weight[h], 4);
@@ -221,38 +227,53 @@ __global__ void __launch_bounds__(kThreads) attention_split(AttentionParams p) {
   for (int t = 0; t < 16; ++t)
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      sums[(warp * kGqaFactor + 2 * q + i % 2) * kHeadDim + 16 * t + r + i / 2 * 8] = out[t][i];
+      sums[(warp * kGqaFactor + 2 * q + i % 2) * kRowFloats + 16 * t + r + i / 2 * 8] = out[t][i];
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < kGqaFactor * kHeadDim; i += kThreads) {
-    const int head = i / kHeadDim, dim = i % kHeadDim;
-    if (!kPackHeads && head != only_head) continue;
+  float* to =
+      p.partial + ((static_cast<size_t>(row) * p.q_heads + kv_head * kGqaFactor) * p.splits + split) * kPartialFloats;
+  const size_t head_stride = static_cast<size_t>(p.splits) * kPartialFloats;
+  if (warp == 0) {  // lane = 8 w + head
+    const int head = lane % kGqaFactor;
     float top = -INFINITY;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) top = fmaxf(top, tops[w * kGqaFactor + head]);
-    float total = 0, total_weight = 0;
+    const float factor = exp2f(tops[lane] - top);
+    factors[lane] = factor;
+    float total = factor * weights[lane];
+    total += __shfl_xor_sync(0xffffffffu, total, 8);
+    total += __shfl_xor_sync(0xffffffffu, total, 16);
+    if (lane < kGqaFactor && (kPackHeads || head == only_head)) {
+      to[head * head_stride + kHeadDim] = top;
+      to[head * head_stride + kHeadDim + 1] = total;
+    }
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < kGqaFactor * kHeadDim / 4; i += kThreads) {
+    const int head = i / (kHeadDim / 4), dim = i % (kHeadDim / 4) * 4;
+    if (!kPackHeads && head != only_head) continue;
+    float4 total = make_float4(0, 0, 0, 0);
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      const float factor = exp2f(tops[w * kGqaFactor + head] - top);
-      total += factor * sums[(w * kGqaFactor + head) * kHeadDim + dim];
-      total_weight += factor * weights[w * kGqaFactor + head];
+      const float factor = factors[w * kGqaFactor + head];
+      const float4 v = *reinterpret_cast<const float4*>(sums + (w * kGqaFactor + head) * kRowFloats + dim);
+      total.x = fmaf(factor, v.x, total.x);
+      total.y = fmaf(factor, v.y, total.y);
+      total.z = fmaf(factor, v.z, total.z);
+      total.w = fmaf(factor, v.w, total.w);
     }
-    float* to = p.partial + ((static_cast<size_t>(row) * p.q_heads + kv_head * kGqaFactor + head) * p.splits + split) *
-                                kPartialFloats;
-    to[dim] = total;
-    if (dim == 0) {
-      to[kHeadDim] = top;
-      to[kHeadDim + 1] = total_weight;
-    }
+    *reinterpret_cast<float4*>(to + head * head_stride + dim) = total;
   }
 }
 
 __global__ void __launch_bounds__(kMergeThreads) attention_merge(AttentionParams p) {
   __shared__ float factors[kMaxSplits];
-  __shared__ float sums[kMergeShares][kHeadDim];
+  __shared__ float sums[kMergeShares][kMergeDims];
   __shared__ float warp_tops[kMergeThreads / 32], warp_weights[kMergeThreads / 32];
   launch_dependents();
-  const int head = static_cast<int>(blockIdx.x), row = static_cast<int>(blockIdx.y);
-  const int tid = static_cast<int>(threadIdx.x), dim = tid % kHeadDim, part = tid / kHeadDim;
+  constexpr int kBlocksPerHead = kHeadDim / kMergeDims;
+  const int head = static_cast<int>(blockIdx.x) / kBlocksPerHead, row = static_cast<int>(blockIdx.y);
+  const int tid = static_cast<int>(threadIdx.x), column = tid % kMergeDims, part = tid / kMergeDims;
+  const int dim = static_cast<int>(blockIdx.x) % kBlocksPerHead * kMergeDims + column;
   StepSequence sequence;
   const int pages = (row_length(p.step, row, sequence) + kKvPageRows - 1) / kKvPageRows;
   const int share = (pages + p.splits - 1) / p.splits, used = (pages + share - 1) / share;
@@ -279,7 +300,7 @@ __global__ void __launch_bounds__(kMergeThreads) attention_merge(AttentionParams
 #pragma unroll 8
   for (int i = part; i < used; i += kMergeShares)
     total = fmaf(factors[i], __ldcg(from + i * kPartialFloats + dim), total);
-  sums[part][dim] = total;
+  sums[part][column] = total;
   __syncthreads();
   if (part != 0) return;
   float all_weight = 0;
@@ -287,30 +308,42 @@ __global__ void __launch_bounds__(kMergeThreads) attention_merge(AttentionParams
 #pragma unroll
   for (const float v : warp_weights) all_weight += v;
 #pragma unroll
-  for (int i = 0; i < kMergeShares; ++i) total += sums[i][dim];
+  for (int i = 0; i < kMergeShares; ++i) total += sums[i][column];
   p.mixed[row * p.mixed_stride + head * kHeadDim + dim] = __float2half_rn(total / all_weight * sigmoid(output_gate));
+}
+
+template <bool kPackHeads>
+void launch_split(const Launch& launch, const AttentionParams& p) {
+  const dim3 grid(static_cast<unsigned>(p.splits), static_cast<unsigned>(kPackHeads ? p.kv_heads : p.q_heads),
+                  static_cast<unsigned>(p.step.rows));
+  const auto run = [&](auto kernel, int stages) {
+    launch_kernel(launch, kernel, grid, kThreads, static_cast<size_t>(shared_bytes(stages)), 1, p);
+  };
+  const int room = launch.device.shared_per_block;
+  if (room >= shared_bytes(3)) return run(attention_split<kPackHeads, 3>, 3);
+  if (room >= shared_bytes(2)) return run(attention_split<kPackHeads, 2>, 2);
+  run(attention_split<kPackHeads, 1>, 1);
 }
 
 }  // namespace
 
-void attention_prepare(const Launch& launch, const AttentionParams& p, const Ahead& ahead) {
+void attention_prepare(const Launch& launch, const AttentionParams& p) {
   check(p.rotary_dim % 16 == 0 && p.rotary_dim <= kHeadDim, "rotary_dim is a multiple of 16, at most 256");
   const int units = p.q_heads + 2 * p.kv_heads;
   launch_kernel(launch, attention_prepare_kernel,
-                dim3(static_cast<unsigned>((units + 7) / 8), static_cast<unsigned>(p.step.rows)), 256, 0, 1, p, ahead);
+                dim3(static_cast<unsigned>((units + 7) / 8), static_cast<unsigned>(p.step.rows)), 256, 0, 1, p);
 }
 
 void attention_rows(const Launch& launch, const AttentionParams& p, bool pack_heads) {
   check(p.splits <= kMaxSplits, "splits fit a block");
-  const auto splits = static_cast<unsigned>(p.splits), rows = static_cast<unsigned>(p.step.rows);
+  const auto rows = static_cast<unsigned>(p.step.rows);
   if (pack_heads) {
-    launch_kernel(launch, attention_split<true>, dim3(splits, static_cast<unsigned>(p.kv_heads), rows), kThreads,
-                  kSharedBytes, 1, p);
+    launch_split<true>(launch, p);
   } else {
-    launch_kernel(launch, attention_split<false>, dim3(splits, static_cast<unsigned>(p.q_heads), rows), kThreads,
-                  kSharedBytes, 1, p);
+    launch_split<false>(launch, p);
   }
-  launch_kernel(launch, attention_merge, dim3(static_cast<unsigned>(p.q_heads), rows), kMergeThreads, 0, 1, p);
+  launch_kernel(launch, attention_merge, dim3(static_cast<unsigned>(p.q_heads * (kHeadDim / kMergeDims)), rows),
+                kMergeThreads, 0, 1, p);
 }
 
 }  // namespace calla::cuda

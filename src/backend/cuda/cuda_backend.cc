@@ -26,7 +26,7 @@ constexpr MechanismName kMechanisms[] = {
     {"split-kv", &Mechanisms::split_kv},
     {"fused-choice", &Mechanisms::fused_choice},
     {"fused-gdn", &Mechanisms::fused_gdn},
-    {"weight-prefetch", &Mechanisms::weight_prefetch},
+    {"weight-stream", &Mechanisms::weight_stream},
     {"wgmma", &Mechanisms::wgmma},
 };
 

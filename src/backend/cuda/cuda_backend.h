@@ -2,8 +2,9 @@
 // CudaBackend: the stages of backend.h on an NVIDIA GPU.
 //
 // Reading order: layout.h (weights), step.h (what a step tells the kernels), this file, cuda_backend.cc (steps and their
-// recording), stages.cc (which kernel runs when), then the kernels: linear_decode, experts_decode, gdn_decode,
-// attention_rows for decode; gemm, experts_prefill, gdn_prefill, attention_tiles for prefill; pick; plain for the rest.
+// recording), stages.cc (which kernel runs when), then the kernels: linear_stream, experts_stream (before Hopper
+// linear_decode, experts_decode), gdn_decode, attention_rows for decode; gemm, group_rows, gdn_prefill, attention_tiles for
+// prefill; pick; plain for the rest.
 //
 // Forms. One to eight rows run through the decode kernels (memory-bound, weights read once for all rows); more rows run
 // through the prefill kernels (tensor cores). A step in which every sequence has one row is recorded as a CUDA graph
@@ -38,8 +39,8 @@ struct Mechanisms {
   bool split_kv = true;          // a row's cache is shared out among blocks (decode)
   bool fused_choice = true;      // the experts are chosen inside the expert kernels (decode)
   bool fused_gdn = true;         // one kernel for a GDN token (decode)
-  bool weight_prefetch = true;   // bring the next kernels' weights into L2 meanwhile (decode)
-  bool wgmma = true;             // prefill on tensor cores, experts grouped; else eight rows at a time (Hopper)
+  bool weight_stream = true;  // weights wait in shared memory for the activations (decode, Hopper); else in registers
+  bool wgmma = true;          // prefill on tensor cores, experts grouped; else eight rows at a time (Hopper)
 
   // Throws UsageError for an unknown name.
   static Mechanisms without(const std::vector<std::string>& names);
@@ -134,21 +135,22 @@ class CudaBackend final : public Backend {
   void end_recording(bool keep);
   const LayerOnDevice& layer(int index) const { return weights_.layers[static_cast<size_t>(index)]; }
   bool decode_rows() const { return step_.rows <= kMaxGemvRows; }
+  // RMSNorm inside the projection. The streaming form does that for one row only.
+  bool one_pass_norm() const {
+    return step_.rows == 1 || (decode_rows() && !(mechanisms_.weight_stream && device_.is_hopper()));
+  }
   bool wgmma() const { return mechanisms_.wgmma && device_.is_hopper(); }
   bool grouped_experts(const LayerOnDevice& layer) const {
     return !decode_rows() && wgmma() && layer.experts.packed && shape_.experts <= 1024;
   }
   Launch launch_after_any() const;  // without programmatic dependent launch
   void project(const LayerOnDevice& layer);
-  void multiply(const Linear& w, const __half* x, size_t x_stride, float* out, size_t out_stride, bool add,
-                const Ahead& ahead = {});
-  // What to bring into L2 while a stage runs: parts of a projection's codes and scales, in 1 / `of` shares.
-  struct Share {
-    const Linear* w;
-    int part, of;
-  };
-  Ahead ahead(std::initializer_list<Share> shares) const;
-  const Linear* next_in(int index) const;  // the input projection of the layer after `index`, if any
+  void project_rows(const PackedView& w, const GemvInput& in, int rows, float* out, size_t out_stride, int columns,
+                    bool add) const;
+  bool stream_experts(const ExpertsDecode& e) const {
+    return mechanisms_.weight_stream && experts_stream_fit(device_, e);
+  }
+  void multiply(const Linear& w, const __half* x, size_t x_stride, int rows, float* out, size_t out_stride, bool add);
   void multiply_experts(const PackedView& routed, const PackedView& shared, const __half* x, size_t x_stride,
                         size_t x_choice_stride, std::byte* out, size_t out_stride, size_t out_choice_stride,
                         int columns, int shared_columns, GemmOutput output);

@@ -28,6 +28,8 @@ struct DeviceInfo {
   int multiprocessors = 0;
   size_t memory = 0;
   int shared_per_block = 0;  // largest dynamic shared memory of one block
+  // The one GPU that this build has code of its own for; others run the code of compute capability 8.0, which lacks
+  // dependent launch, clusters, bulk copies and wgmma.
   bool is_hopper() const { return major == 9; }
 };
 

@@ -22,4 +22,9 @@ void experts_up_decode(const Launch& launch, const ExpertsDecode& e);
 // residual += sum of the experts' down projections, weighted.
 void experts_down_decode(const Launch& launch, const ExpertsDecode& e);
 
+// The same on Hopper, with weights streamed through shared memory (experts_stream.cu), where they fit.
+bool experts_stream_fit(const DeviceInfo& device, const ExpertsDecode& e);
+void experts_up_stream(const Launch& launch, const ExpertsDecode& e);
+void experts_down_stream(const Launch& launch, const ExpertsDecode& e);
+
 }  // namespace calla::cuda

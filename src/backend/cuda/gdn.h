@@ -46,7 +46,7 @@ constexpr size_t gdn_blocks(size_t rows) { return rows / kBlockRows + rows + 1; 
 // True if the fused decode kernel can run: sm_90, and a key head's blocks fit a cluster.
 bool gdn_decode_fits(const DeviceInfo& device, int key_heads, int value_heads);
 // One token of each sequence (step.rows == step.sequence_count), everything in one kernel.
-void gdn_decode(const Launch& launch, const GdnParams& p, const Ahead& ahead);
+void gdn_decode(const Launch& launch, const GdnParams& p);
 // Any rows: three kernels.
 void gdn_prefill(const Launch& launch, const GdnParams& p);
 

@@ -6,7 +6,6 @@
 //             before all have read it.
 //   Moves     the state once in and once out: 2 x 64 KiB a head; 4.2 MB a layer at the real shape.
 //   Numerics  fp32. S is read once: S_new^T q = g S^T q + (k . q) d, so both dot products share one pass.
-#include "backend/cuda/ahead.cuh"
 #include "backend/cuda/gdn.h"
 #include "backend/cuda/ptx.cuh"
 
@@ -18,10 +17,18 @@ constexpr int kParts = 4;                       // blocks a value head
 constexpr int kColumns = kGdnHeadDim / kParts;  // 32: one a lane
 constexpr int kKeys = kGdnHeadDim / kWarps;     // 16: key rows a warp
 constexpr int kMaxCluster = 8;
+// Shared memory asked for with one row only to keep blocks apart: what a multiprocessor has left beside a block of the
+// projection in front, so that each takes one block of this kernel early and its state loads are spread out.
+constexpr size_t kSpreadBytes = 95000;
 
-__device__ __forceinline__ void cluster_barrier() {
+__device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
 
@@ -34,7 +41,7 @@ __device__ __forceinline__ void store_remote(float* variable, unsigned block, fl
 #endif
 }
 
-__global__ void __launch_bounds__(kThreads, 3) gdn_step(GdnParams p, Ahead ahead) {
+__global__ void __launch_bounds__(kThreads, 3) gdn_step(GdnParams p) {
   __shared__ float qk[2 * kGdnHeadDim];
   __shared__ float squares[kWarps];
   __shared__ float memory_part[kWarps][kColumns], out_part[kWarps][kColumns], dot_part[kWarps];
@@ -49,6 +56,7 @@ __global__ void __launch_bounds__(kThreads, 3) gdn_step(GdnParams p, Ahead ahead
   const int key_width = p.key_heads * kGdnHeadDim, channels = p.channels();
 
   launch_dependents();
+  cluster_arrive();  // this block runs: its shared memory may be written to
   float* memory = p.state + static_cast<size_t>(p.step.sequences[row].slot) * p.slot_floats;
   float* state = memory + static_cast<size_t>(head) * kGdnHeadDim * kGdnHeadDim + part * kColumns + lane;
   float* tail = memory + p.state_floats();
@@ -70,7 +78,6 @@ __global__ void __launch_bounds__(kThreads, 3) gdn_step(GdnParams p, Ahead ahead
     value_taps = *reinterpret_cast<const float4*>(p.conv + value_channel * 4);
   }
   const float rate = p.decay_rate[head], dt_bias = p.dt_bias[head], norm = p.norm[part * kColumns + lane];
-  prefetch_ahead(ahead);
   grid_dependency_wait();
 
   const float* projected = p.projected + row * p.stride;
@@ -114,15 +121,18 @@ __global__ void __launch_bounds__(kThreads, 3) gdn_step(GdnParams p, Ahead ahead
     dot += dot_part[i];
   }
   const float delta = beta * (values[lane] - decay * memory_sum);
-#pragma unroll
-  for (int i = 0; i < kKeys; ++i) __stcs(state + (warp * kKeys + i) * kGdnHeadDim, fmaf(k[i], delta, decay * s[i]));
 
   const float out = (decay * out_sum + dot * delta) * q_scale;
+  cluster_wait();  // all blocks of the cluster run
   if (warp == 0) {
     const float total = sum_lanes(out * out);
     if (lane < kParts) store_remote(&head_squares[part], static_cast<unsigned>(rank / kParts * kParts + lane), total);
   }
-  cluster_barrier();
+  cluster_arrive();
+  cluster_wait();
+  // After the barrier, which would otherwise wait for these stores to reach memory.
+#pragma unroll
+  for (int i = 0; i < kKeys; ++i) __stcs(state + (warp * kKeys + i) * kGdnHeadDim, fmaf(k[i], delta, decay * s[i]));
   if (warp == 0) {
     const float total = head_squares[0] + head_squares[1] + head_squares[2] + head_squares[3];
     const float y = out * rsqrtf(total / kGdnHeadDim + p.eps) * norm * silu(z);
@@ -141,14 +151,14 @@ __global__ void __launch_bounds__(kThreads, 3) gdn_step(GdnParams p, Ahead ahead
 }  // namespace
 
 bool gdn_decode_fits(const DeviceInfo& device, int key_heads, int value_heads) {
-  return device.major >= 9 && value_heads / key_heads * kParts <= kMaxCluster;
+  return device.is_hopper() && value_heads / key_heads * kParts <= kMaxCluster;
 }
 
-void gdn_decode(const Launch& launch, const GdnParams& p, const Ahead& ahead) {
+void gdn_decode(const Launch& launch, const GdnParams& p) {
   check(p.step.rows == p.step.sequence_count, "a decode step has one row a sequence");
   launch_kernel(launch, gdn_step,
-                dim3(static_cast<unsigned>(p.value_heads * kParts), static_cast<unsigned>(p.step.rows)), kThreads, 0,
-                static_cast<unsigned>(p.value_heads / p.key_heads * kParts), p, ahead);
+                dim3(static_cast<unsigned>(p.value_heads * kParts), static_cast<unsigned>(p.step.rows)), kThreads,
+                p.step.rows == 1 ? kSpreadBytes : 0, static_cast<unsigned>(p.value_heads / p.key_heads * kParts), p);
 }
 
 }  // namespace calla::cuda

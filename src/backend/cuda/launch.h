@@ -9,13 +9,6 @@
 
 namespace calla::cuda {
 
-// Ranges of device memory that a later kernel will read (see ahead.cuh).
-struct Ahead {
-  static constexpr int kRanges = 4;
-  const std::byte* data[kRanges] = {};
-  uint32_t bytes[kRanges] = {};
-};
-
 // Where and how the kernels of a step are launched.
 struct Launch {
   cudaStream_t stream = nullptr;
@@ -38,7 +31,7 @@ void launch_kernel(const Launch& launch, void (*kernel)(Params...), dim3 grid, u
   config.dynamicSmemBytes = shared_bytes;
   config.stream = launch.stream;
   cudaLaunchAttribute attributes[2]{};
-  if (launch.dependent && launch.device.major >= 9) {
+  if (launch.dependent && launch.device.is_hopper()) {
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
     ++config.numAttrs;

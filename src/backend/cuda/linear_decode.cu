@@ -5,7 +5,6 @@
 //   Moves     the weights once, K * 4 bytes of x a block (from L2). Bandwidth-bound: floor = bytes / peak.
 //   Numerics  x rounded to fp16, codes exact, sums in fp32 in an order fixed by K alone: a row's result does not depend
 //             on the other rows of the batch.
-#include "backend/cuda/ahead.cuh"
 #include "backend/cuda/gemv.cuh"
 #include "backend/cuda/linear_decode.h"
 
@@ -19,7 +18,6 @@ struct GemvParams {
   size_t out_stride;
   int rows;
   int columns;
-  Ahead ahead;
 };
 
 template <int kBits, int kTiles, int kChunks, int kCols, bool kNormed, bool kAdd>
@@ -34,7 +32,6 @@ __global__ void __launch_bounds__(kGemvThreads, 3) affine_gemv(GemvParams p) {
   BlockProduct<kBits, kTiles, kChunks, kCols> product;
   int tile = static_cast<int>(blockIdx.x) * kTiles;
   product.prefetch(p.w, tile);
-  prefetch_ahead(p.ahead);
   grid_dependency_wait();
 
   const auto row_index = [&](int row) { return p.in.heads != nullptr ? p.in.heads[row].row : row; };
@@ -104,9 +101,9 @@ void choose_form(const Launch& launch, const GemvParams& p, bool add) {
 }  // namespace
 
 void gemv(const Launch& launch, const PackedView& w, const GemvInput& in, int rows, float* out, size_t out_stride,
-          int columns, bool add, const Ahead& ahead) {
+          int columns, bool add) {
   check(rows >= 1 && rows <= kMaxGemvRows, "decode projections take 1 to 8 rows");
-  const GemvParams p{w, in, out, out_stride, rows, columns, ahead};
+  const GemvParams p{w, in, out, out_stride, rows, columns};
   if (w.bits == 8) return choose_form<8, 1, 1>(launch, p, add);
   // Long rows: one tile, all of a warp's share of K in flight. Short rows: two tiles.
   if (w.groups > kGemvWarps * kChunkGroups) return choose_form<4, 1, 2>(launch, p, add);

@@ -20,6 +20,6 @@ struct GemvInput {
 
 // out[row][column] (row stride `out_stride`) = or += w x. Columns >= `columns` are not written.
 void gemv(const Launch& launch, const PackedView& w, const GemvInput& in, int rows, float* out, size_t out_stride,
-          int columns, bool add, const Ahead& ahead = {});
+          int columns, bool add);
 
 }  // namespace calla::cuda

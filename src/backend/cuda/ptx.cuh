@@ -38,13 +38,6 @@ __device__ __forceinline__ uint2 load_stream(const uint2* p) {
   return v;
 }
 
-// Asks for contiguous bytes (a multiple of 16, 16-byte aligned) to be in L2 soon.
-__device__ __forceinline__ void prefetch_l2(const void* p, uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
-#endif
-}
-
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }

@@ -4,10 +4,17 @@
 #include <algorithm>
 
 #include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/linear_stream.h"
 #include "backend/cuda/plain.h"
 #include "base/bf16.h"
 
 namespace calla::cuda {
+
+namespace {
+
+constexpr int kFewRows = 32;
+
+}  // namespace
 
 Launch CudaBackend::launch_after_any() const {
   Launch launch = launch_;
@@ -15,74 +22,64 @@ Launch CudaBackend::launch_after_any() const {
   return launch;
 }
 
+// A projection of one to eight rows, in the form that fits the GPU.
+void CudaBackend::project_rows(const PackedView& w, const GemvInput& in, int rows, float* out, size_t out_stride,
+                               int columns, bool add) const {
+  if (mechanisms_.weight_stream && stream_fits(device_, w, rows)) {
+    gemv_stream(launch_, w, in, rows, out, out_stride, columns, add);
+  } else {
+    gemv(launch_, w, in, rows, out, out_stride, columns, add);
+  }
+}
+
 void CudaBackend::embed() { embed_rows(launch_, weights_.embedding, step_, recurrent_.last_picked(), slots_.residual); }
 
 // out = or += w x for rows of fp16 activations.
-void CudaBackend::multiply(const Linear& w, const __half* x, size_t x_stride, float* out, size_t out_stride, bool add,
-                           const Ahead& ahead) {
+void CudaBackend::multiply(const Linear& w, const __half* x, size_t x_stride, int rows, float* out, size_t out_stride,
+                           bool add) {
   if (!w.packed) {
     for (size_t i = 0; i < w.raw.size(); ++i)
-      linear_plain(launch_, w.raw[i], x, x_stride, step_.rows, out + w.columns[i], out_stride, add);
+      linear_plain(launch_, w.raw[i], x, x_stride, rows, out + w.columns[i], out_stride, add);
     return;
   }
-  if (!decode_rows() && wgmma()) {
+  // A lone matrix need not be padded in the output (lm_head); parts side by side are.
+  const int columns = w.rows.size() == 1 ? w.rows[0] : w.width;
+  // The matrix form writes pairs of outputs. With few rows it needs enough blocks of 64 outputs to read weights at speed;
+  // a narrow matrix is read faster by the decode form, several times over.
+  const bool wide = w.view.tiles / 4 >= device_.multiprocessors;
+  if (rows > kMaxGemvRows && wgmma() && (rows > kFewRows || wide) && columns % 2 == 0 && out_stride % 2 == 0) {
     GemmParams p;
     p.w = w.view;
     p.x = x;
     p.x_stride = x_stride;
     p.out = out;
     p.out_stride = out_stride;
-    p.rows = step_.rows;
-    p.columns = w.width;
+    p.rows = rows;
+    p.columns = columns;
     return gemm(launch_, p, add ? GemmOutput::kAdd : GemmOutput::kStore);
   }
-  for (int row = 0; row < step_.rows; row += kMaxGemvRows) {
+  for (int row = 0; row < rows; row += kMaxGemvRows) {
     GemvInput in;
     in.half = x + static_cast<size_t>(row) * x_stride;
     in.stride = x_stride;
-    gemv(launch_, w.view, in, std::min(kMaxGemvRows, step_.rows - row), out + static_cast<size_t>(row) * out_stride,
-         out_stride, w.width, add, ahead);
+    project_rows(w.view, in, std::min(kMaxGemvRows, rows - row), out + static_cast<size_t>(row) * out_stride,
+                 out_stride, columns, add);
   }
-}
-
-const Linear* CudaBackend::next_in(int index) const {
-  const auto next = static_cast<size_t>(index) + 1;
-  return next < weights_.layers.size() ? &weights_.layers[next].in : nullptr;
-}
-
-Ahead CudaBackend::ahead(std::initializer_list<Share> shares) const {
-  Ahead to;
-  if (!mechanisms_.weight_prefetch || !decode_rows()) return to;
-  int n = 0;
-  for (const Share& share : shares) {
-    if (share.w == nullptr || !share.w->packed) continue;
-    const PackedView& v = share.w->view;
-    const auto add = [&](const void* data, size_t bytes) {
-      const size_t each = bytes / static_cast<size_t>(share.of) / 256 * 256;
-      to.data[n] = static_cast<const std::byte*>(data) + each * static_cast<size_t>(share.part);
-      to.bytes[n++] = static_cast<uint32_t>(each);
-    };
-    const auto tiles = static_cast<size_t>(v.tiles);
-    add(v.codes, tiles * v.codes_per_tile() * sizeof(uint4));
-    add(v.scales, tiles * v.scales_per_tile() * sizeof(uint2));
-  }
-  return to;
 }
 
 // RMSNorm and the layer's input projections.
 void CudaBackend::project(const LayerOnDevice& l) {
   const auto hidden = static_cast<size_t>(shape_.hidden), width = static_cast<size_t>(l.in.width);
-  if (decode_rows() && l.in.packed) {
+  if (one_pass_norm() && l.in.packed) {
     GemvInput in;
     in.residual = slots_.residual;
     in.norm = l.input_norm;
     in.eps = shape_.rms_eps;
     in.stride = hidden;
-    return gemv(launch_, l.in.view, in, step_.rows, slots_.projected, width, l.in.width, false,
-                ahead({{&l.out, 0, 1}, {&l.router, 0, 1}}));
+    return project_rows(l.in.view, in, step_.rows, slots_.projected, width, l.in.width, false);
   }
   norm_rows(launch_, slots_.residual, nullptr, l.input_norm, shape_.rms_eps, step_.rows, shape_.hidden, slots_.normed);
-  multiply(l.in, slots_.normed, hidden, slots_.projected, width, false);
+  multiply(l.in, slots_.normed, hidden, step_.rows, slots_.projected, width, false);
 }
 
 void CudaBackend::project_gdn(int index) { project(layer(index)); }
@@ -116,7 +113,7 @@ GdnParams CudaBackend::gdn_params(int index) const {
 void CudaBackend::mix_gdn(int index) {
   const bool one_row_each = step_.rows == step_.sequence_count;
   if (one_row_each && mechanisms_.fused_gdn && gdn_decode_fits(device_, shape_.gdn_key_heads, shape_.gdn_value_heads)) {
-    gdn_decode(launch_, gdn_params(index), ahead({{next_in(index), 0, 2}}));
+    gdn_decode(launch_, gdn_params(index));
   } else {
     gdn_prefill(launch_, gdn_params(index));
   }
@@ -146,9 +143,7 @@ AttentionParams CudaBackend::attention_params(int index) const {
   return p;
 }
 
-void CudaBackend::prepare_attention(int index) {
-  attention_prepare(launch_, attention_params(index), ahead({{next_in(index), 0, 2}}));
-}
+void CudaBackend::prepare_attention(int index) { attention_prepare(launch_, attention_params(index)); }
 
 void CudaBackend::attend(int index) {
   const bool one_row_each = step_.rows == step_.sequence_count;
@@ -161,25 +156,25 @@ void CudaBackend::attend(int index) {
 
 void CudaBackend::project_residual(int index) {
   const LayerOnDevice& l = layer(index);
-  multiply(l.out, slots_.mixed, static_cast<size_t>(shape_.mixer_width()), slots_.residual,
-           static_cast<size_t>(shape_.hidden), true, ahead({{next_in(index), 1, 2}}));
+  multiply(l.out, slots_.mixed, static_cast<size_t>(shape_.mixer_width()), step_.rows, slots_.residual,
+           static_cast<size_t>(shape_.hidden), true);
 }
 
 void CudaBackend::route(int index) {
   const LayerOnDevice& l = layer(index);
   const auto hidden = static_cast<size_t>(shape_.hidden), width = static_cast<size_t>(l.router.width);
-  if (decode_rows() && l.router.packed) {
+  if (one_pass_norm() && l.router.packed) {
     GemvInput in;
     in.residual = slots_.residual;
     in.norm = l.post_norm;
     in.eps = shape_.rms_eps;
     in.normed_out = slots_.moe_input;
     in.stride = hidden;
-    gemv(launch_, l.router.view, in, step_.rows, slots_.router_logits, width, l.router.width, false);
+    project_rows(l.router.view, in, step_.rows, slots_.router_logits, width, l.router.width, false);
   } else {
     norm_rows(launch_, slots_.residual, nullptr, l.post_norm, shape_.rms_eps, step_.rows, shape_.hidden,
               slots_.moe_input);
-    multiply(l.router, slots_.moe_input, hidden, slots_.router_logits, width, false);
+    multiply(l.router, slots_.moe_input, hidden, step_.rows, slots_.router_logits, width, false);
   }
   choice_pending_ = decode_rows() && l.experts.packed && mechanisms_.fused_choice && shape_.experts <= 256;
   if (!choice_pending_) choose_rows(launch_, slots_, step_.rows, shape_.experts, l.router.width, l.router.columns[1]);
@@ -238,7 +233,8 @@ void CudaBackend::experts_up(int index) {
         reinterpret_cast<std::byte*>(slots_.hidden), static_cast<size_t>(slot_width(Slot::kExpertHidden, shape_)),
         static_cast<size_t>(shape_.expert_width), shape_.expert_width, shape_.shared_expert_width, GemmOutput::kSwiglu);
   } else if (l.experts.packed) {
-    experts_up_decode(launch_, experts_decode(l));
+    const ExpertsDecode e = experts_decode(l);
+    stream_experts(e) ? experts_up_stream(launch_, e) : experts_up_decode(launch_, e);
   } else {
     experts_up_plain(launch_, l.experts, l.shared, slots_, step_.rows, shape_.hidden);
   }
@@ -255,7 +251,9 @@ void CudaBackend::experts_down(int index) {
     sum_experts(launch_, slots_, expert_out_.data(), step_.rows, shape_.hidden);
   } else if (l.experts.packed) {
     // Given choices may come from the kernel right in front, so they must be waited for.
-    experts_down_decode(choice_pending_ ? launch_ : launch_after_any(), experts_decode(l));
+    const ExpertsDecode e = experts_decode(l);
+    const Launch launch = choice_pending_ ? launch_ : launch_after_any();
+    stream_experts(e) ? experts_down_stream(launch, e) : experts_down_decode(launch, e);
   } else {
     experts_down_plain(launch_, l.experts, l.shared, slots_, step_.rows, shape_.hidden);
   }
@@ -265,22 +263,18 @@ void CudaBackend::head() {
   const Linear& w = weights_.head;
   const auto hidden = static_cast<size_t>(shape_.hidden), vocab = static_cast<size_t>(shape_.vocab);
   const int heads = step_.head_count;
-  if (!w.packed) {
-    norm_rows(launch_, slots_.residual, step_.heads, weights_.final_norm, shape_.rms_eps, heads, shape_.hidden,
-              slots_.normed);
-    linear_plain(launch_, w.raw[0], slots_.normed, hidden, heads, slots_.logits, vocab, false);
-    return;
-  }
-  for (int first = 0; first < heads; first += kMaxGemvRows) {
+  if (heads == 1 && w.packed) {
     GemvInput in;
     in.residual = slots_.residual;
     in.norm = weights_.final_norm;
     in.eps = shape_.rms_eps;
     in.stride = hidden;
-    in.heads = step_.heads + first;
-    gemv(launch_, w.view, in, std::min(kMaxGemvRows, heads - first), slots_.logits + static_cast<size_t>(first) * vocab,
-         vocab, shape_.vocab, false);
+    in.heads = step_.heads;
+    return project_rows(w.view, in, 1, slots_.logits, vocab, shape_.vocab, false);
   }
+  norm_rows(launch_, slots_.residual, step_.heads, weights_.final_norm, shape_.rms_eps, heads, shape_.hidden,
+            slots_.normed);
+  multiply(w, slots_.normed, hidden, heads, slots_.logits, vocab, false);
 }
 
 void CudaBackend::pick() {

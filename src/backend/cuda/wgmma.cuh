@@ -216,6 +216,24 @@ __device__ __forceinline__ void bulk_copy(void* to_shared, const void* from, uin
                : "memory");
 #endif
 }
+// The two halves of bulk_copy, for several copies that count on one phase.
+__device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes) {
+#ifdef CALLA_WGMMA
+  asm volatile(
+      "{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;\n}" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+#endif
+}
+__device__ __forceinline__ void bulk_copy_part(void* to_shared, const void* from, uint32_t bytes, uint64_t* barrier) {
+#ifdef CALLA_WGMMA
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to_shared)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+#endif
+}
+
 // Moves registers between the warpgroups of a block: a warpgroup's count becomes kRegisters a thread.
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {

@@ -53,7 +53,7 @@ NS::SharedPtr<MTL::Library> load_library(MTL::Device* device, const std::string&
 #endif
   auto options = NS::TransferPtr(MTL::CompileOptions::alloc()->init());
   options->setLanguageVersion(version);
-  options->setMathMode(MTL::MathModeSafe);  // kernels ask for fast:: functions where they want them
+  options->setFastMathEnabled(false);  // kernels ask for fast:: functions where they want them (setMathMode: macOS 15)
   auto library = NS::TransferPtr(device->newLibrary(ns_string(source), options.get(), &error));
   if (!library) reason = name + ": " + text_of(error);
   return library;

@@ -38,6 +38,7 @@ int pick_slices(const ModelShape& shape) { return (shape.vocab + mtl::kPickSlice
 Policy make_policy(const Ablations& ablations, const MetalTestOptions& test_options) {
   Policy policy;
   if (test_options.fixed_block_from > 0) policy.fixed_block_from = test_options.fixed_block_from;
+  if (test_options.work_limit > 0) policy.attention_work = test_options.work_limit;
   if (ablations.split_kv) policy.fixed_block_from = INT32_MAX;
   return policy;
 }
@@ -46,6 +47,7 @@ EncoderOptions encoder_options(const Ablations& ablations, const MetalTestOption
   EncoderOptions options;
   options.serial = ablations.concurrent;
   options.drop_barrier = test_options.drop_barrier;
+  if (test_options.work_limit > 0) options.work_limit = test_options.work_limit;
   return options;
 }
 

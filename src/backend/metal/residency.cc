@@ -17,6 +17,12 @@ std::string gigabytes(size_t bytes) {
 }  // namespace
 
 Residency::Residency(Device& device) : device_(device) {
+#ifdef __APPLE__
+  if (__builtin_available(macOS 15.0, *)) {
+  } else {
+    return;  // no residency sets yet: memory may be unwired when idle
+  }
+#endif
   const AutoreleaseScope pool;
   auto descriptor = NS::TransferPtr(MTL::ResidencySetDescriptor::alloc()->init());
   NS::Error* error = nullptr;

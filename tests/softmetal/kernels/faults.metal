@@ -19,8 +19,9 @@ kernel void writes_before_offset(device float* y [[buffer(0)]], uint i [[thread_
 kernel void writes_threadgroup_past_end(device float* y [[buffer(0)]], uint i [[thread_index_in_threadgroup]]) {
   threadgroup float a[32];
   threadgroup float b[32];
+  threadgroup float* p = a;
   b[i] = 0;
-  a[i + 1] = float(i);
+  p[i + 1] = float(i);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   y[i] = a[i] + b[i];
 }
@@ -147,6 +148,27 @@ kernel void needs_big_arguments(constant Params& p [[buffer(0)]], device float* 
 kernel void reads_misaligned(device const char* x [[buffer(0)]], device float* y [[buffer(1)]],
                              uint i [[thread_position_in_grid]]) {
   y[i] = *(device const float*)(x + i + 1);
+}
+
+kernel void reads_misaligned_vector(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                                    uint i [[thread_position_in_grid]]) {
+  const float4 v = *(device const float4*)(x + i);
+  y[i] = v.x + v.w;
+}
+
+kernel void indexes_past_an_array(device float* y [[buffer(0)]], uint i [[thread_index_in_threadgroup]]) {
+  float mine[4] = {1, 2, 3, 4};
+  y[i] = mine[i];
+}
+
+kernel void divides_by_zero(device float* y [[buffer(0)]], uint i [[thread_index_in_threadgroup]]) {
+  y[i] = float(100 / i);
+}
+
+kernel void never_ends(device float* y [[buffer(0)]], uint i [[thread_index_in_threadgroup]]) {
+  volatile device float* v = y;
+  while (v[i] == 0) {
+  }
 }
 
 kernel void fills(device float* y [[buffer(0)]], uint i [[thread_position_in_grid]]) { y[i] = float(i); }

@@ -64,7 +64,8 @@ void MemoryChecker::round_complete(uint32_t simdgroup, bool all_lanes) {
 }
 
 const Region* MemoryChecker::region_of(const char* address) {
-  const auto inside = [address](const Region& r) { return address >= r.begin && address < r.begin + r.end; };
+  // A no-copy buffer of whole pages may cover memory that another buffer names too.
+  const auto inside = [address](const Region& r) { return address >= r.begin + r.lowest && address < r.begin + r.end; };
   if (last_ && inside(*last_)) return last_;
   for (const Region& r : regions_)
     if (inside(r)) return last_ = &r;
@@ -111,15 +112,24 @@ void MemoryChecker::device_access(Worker& worker, const Region& region, size_t a
   if (region.writable_from < region.end) {  // memory that nobody can write needs no race check
     const Toucher me = Toucher::make(atomic, worker.group_number(), worker.lane(), worker.epoch_device(),
                                      worker.simdgroup().epoch_device);
+    // The bytes of an access mostly have one history: it is judged once.
+    const Cell first = shadow.cell(at, dispatch_);
+    Cell after = first;
+    bool ordered = touch(after, me, write);
+    Cell raced = first;
     for (size_t i = at; i < at + bytes; ++i) {
       Cell& cell = shadow.cell(i, dispatch_);
+      if (cell == first) {
+        cell = after;
+        continue;
+      }
       const Cell before = cell;
-      if (!touch(cell, me, write)) {
-        Cell old = before;
-        race(worker, old, me, write, pc, where());
-        break;
+      if (!touch(cell, me, write) && ordered) {
+        ordered = false;
+        raced = before;
       }
     }
+    if (!ordered) race(worker, raced, me, write, pc, where());
   }
   if (count_) counter_.device(worker.lane(), region.index, region.name, region.begin + at, bytes, write, pc);
 }
@@ -130,7 +140,9 @@ void MemoryChecker::threadgroup_access(Worker& worker, size_t at, size_t bytes, 
   if (at + bytes > group_states_.size()) out_of_bounds(worker, worker.threadgroup_memory() + at, bytes, write, pc);
   const Toucher me =
       Toucher::make(atomic, 0, worker.lane(), worker.epoch_threadgroup(), worker.simdgroup().epoch_threadgroup);
-  bool fresh = false, raced = false;
+  const Cell first = group_cells_[at];
+  Cell after = first, raced = first;
+  bool ordered = touch(after, me, write), fresh = false;
   for (size_t i = at; i < at + bytes; ++i) {
     if (group_states_[i] == kGap) {
       report(worker, Fault::kOutOfBounds,
@@ -142,12 +154,17 @@ void MemoryChecker::threadgroup_access(Worker& worker, size_t at, size_t bytes, 
     fresh = fresh || group_states_[i] == kFresh;
     if (write) group_states_[i] = kSet;
     Cell& cell = group_cells_[i];
-    Cell before = cell;
-    if (!touch(cell, me, write) && !raced) {
-      raced = true;
-      race(worker, before, me, write, pc, where());
+    if (cell == first) {
+      cell = after;
+      continue;
+    }
+    const Cell before = cell;
+    if (!touch(cell, me, write) && ordered) {
+      ordered = false;
+      raced = before;
     }
   }
+  if (!ordered) race(worker, raced, me, write, pc, where());
   if (fresh && !write)
     report(worker, Fault::kUninitialised,
            "reads " + std::to_string(bytes) + " bytes at " + where() + "; nothing wrote them", pc);
@@ -167,7 +184,7 @@ bool MemoryChecker::touch(Cell& cell, const Toucher& me, bool write) {
   return ordered;
 }
 
-void MemoryChecker::race(Worker& worker, Cell& old, const Toucher& me, bool write, const void* pc,
+void MemoryChecker::race(Worker& worker, const Cell& old, const Toucher& me, bool write, const void* pc,
                          const std::string& where) {
   const bool with_write = !old.write.before(me) && !(old.write.atomic() && me.atomic());
   const Toucher& other = with_write ? old.write : old.read;
@@ -243,8 +260,7 @@ void atomic_access(const void* address, uint32_t bytes, AtomicKind kind, const v
   MemoryChecker* checker = worker->dispatch().checker;
   if (!checker) return;
   if (reinterpret_cast<uintptr_t>(address) % bytes != 0)
-    worker->fault(static_cast<int>(Fault::kMisaligned), "an atomic at an address that is not a multiple of its size",
-                  place_of(pc));
+    worker->fault(Fault::kMisaligned, "an atomic at an address that is not a multiple of its size", place_of(pc));
   if (kind != AtomicKind::kStore) checker->access(*worker, address, bytes, false, pc, true);
   if (kind != AtomicKind::kLoad) checker->access(*worker, address, bytes, true, pc, true);
 }

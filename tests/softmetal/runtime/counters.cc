@@ -8,7 +8,9 @@ constexpr uint64_t kLine = 128;
 constexpr size_t kWidestAccess = 16;
 }  // namespace
 
-void LineCounter::start_group(uint32_t simdgroups) { simdgroups_.assign(simdgroups, Simdgroup{}); }
+void LineCounter::start_group(uint32_t simdgroups) {
+  simdgroups_.resize(simdgroups);  // what was learnt about sites is kept from group to group
+}
 
 void LineCounter::end_group() {
   for (uint32_t i = 0; i < simdgroups_.size(); ++i) flush(i);
@@ -18,19 +20,30 @@ void LineCounter::flush(uint32_t simdgroup) {
   Simdgroup& s = simdgroups_[simdgroup];
   for (auto& [pc, site] : s.sites) {
     for (const Instruction& i : site.instructions) {
-      Traffic& t = buffers_[i.buffer].traffic;
+      Traffic& t = buffers_[static_cast<size_t>(i.buffer)].traffic;
       (i.write ? t.store_lines : t.load_lines) += i.lines.size();
       ++(i.write ? t.store_instructions : t.load_instructions);
     }
     site.passes.fill(0);
     site.instructions.clear();
   }
-  s.last.fill({});
+  for (LastAccess& last : s.last) {  // the site stays, as a guess where the lane goes next
+    last.instruction = nullptr;
+    last.pc = nullptr;
+  }
+}
+
+LineCounter::Site& LineCounter::site_of(Simdgroup& simdgroup, const LastAccess& last, const void* pc) {
+  if (last.site && last.site->following && last.site->following->pc == pc) return *last.site->following;
+  Site& site = simdgroup.sites[pc];
+  site.pc = pc;
+  if (last.site) last.site->following = &site;
+  return site;
 }
 
 void LineCounter::device(uint32_t thread, int buffer, const char* name, const char* address, size_t bytes, bool write,
                          const void* pc) {
-  Totals& totals = buffers_[buffer];
+  Totals& totals = buffers_[static_cast<size_t>(buffer)];
   totals.name = name;
   (write ? totals.traffic.stored_bytes : totals.traffic.loaded_bytes) += bytes;
   Simdgroup& s = simdgroups_[thread / kSimdWidth];
@@ -40,7 +53,8 @@ void LineCounter::device(uint32_t thread, int buffer, const char* name, const ch
   if (continues) {
     last.bytes += bytes;
   } else {
-    Site& site = s.sites[pc];
+    Site& site = site_of(s, last, pc);
+    last.site = &site;
     const uint32_t pass = site.passes[thread % kSimdWidth]++;
     if (site.instructions.size() <= pass) site.instructions.resize(pass + 1);
     Instruction& i = site.instructions[pass];
@@ -57,7 +71,8 @@ void LineCounter::device(uint32_t thread, int buffer, const char* name, const ch
   const auto first_line = reinterpret_cast<uint64_t>(address) / kLine;
   const auto last_line = (reinterpret_cast<uint64_t>(address) + bytes - 1) / kLine;
   for (uint64_t line = first_line; line <= last_line; ++line) {
-    if (std::find(lines.begin(), lines.end(), line) == lines.end()) lines.push_back(line);
+    if (std::find(lines.begin(), lines.end(), line) != lines.end()) continue;
+    lines.push_back(line);
     distinct.insert(line);
   }
 }
@@ -68,7 +83,9 @@ void LineCounter::threadgroup(size_t bytes, bool write) {
 
 void LineCounter::finish(DispatchRecord& record) {
   record.threadgroup_memory = threadgroup_;
-  for (auto& [index, totals] : buffers_) {
+  for (int index = 0; index < kMaxBuffers; ++index) {
+    Totals& totals = buffers_[static_cast<size_t>(index)];
+    if (!totals.name) continue;
     totals.traffic.unique_load_lines = totals.loaded_lines.size();
     totals.traffic.unique_store_lines = totals.stored_lines.size();
     record.buffers.push_back({index, totals.name, totals.traffic});
@@ -83,8 +100,6 @@ void LineCounter::finish(DispatchRecord& record) {
     sum.unique_load_lines += t.unique_load_lines;
     sum.unique_store_lines += t.unique_store_lines;
   }
-  std::sort(record.buffers.begin(), record.buffers.end(),
-            [](const BufferTraffic& a, const BufferTraffic& b) { return a.index < b.index; });
 }
 
 }  // namespace softmetal

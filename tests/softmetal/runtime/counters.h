@@ -31,6 +31,8 @@ class LineCounter {
     std::vector<uint64_t> lines;
   };
   struct Site {
+    const void* pc = nullptr;
+    Site* following = nullptr;  // where a lane went next, last time: mostly right again
     std::array<uint32_t, kSimdWidth> passes{};
     std::deque<Instruction> instructions;  // by pass; references to elements stay valid
   };
@@ -38,6 +40,7 @@ class LineCounter {
     const char* end = nullptr;
     const void* pc = nullptr;
     Instruction* instruction = nullptr;
+    Site* site = nullptr;
     size_t bytes = 0;
     bool write = false;
   };
@@ -46,13 +49,15 @@ class LineCounter {
     std::array<LastAccess, kSimdWidth> last{};
   };
   struct Totals {
-    const char* name = "";
+    const char* name = nullptr;  // of the parameter; null: not touched
     Traffic traffic;
     std::unordered_set<uint64_t> loaded_lines, stored_lines;
   };
 
+  Site& site_of(Simdgroup& simdgroup, const LastAccess& last, const void* pc);
+
   std::vector<Simdgroup> simdgroups_;
-  std::unordered_map<int, Totals> buffers_;
+  std::array<Totals, kMaxBuffers> buffers_;
   Traffic threadgroup_;
 };
 

@@ -187,6 +187,8 @@ std::string Executor::run_dispatch(const Dispatch& d, uint64_t command_buffer) {
     view.threads_in_grid = {groups[0] * d.threads.x, groups[1] * d.threads.y, groups[2] * d.threads.z};
   }
   view.seed = next_seed();
+  view.deadline = std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                                                         std::chrono::duration<double>(o.dispatch_timeout_seconds));
   view.preempt = o.check && o.shuffle;
 
   std::optional<MemoryChecker> checker;

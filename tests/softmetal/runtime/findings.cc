@@ -10,8 +10,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "records.h"
-
 namespace softmetal {
 namespace {
 
@@ -20,7 +18,6 @@ struct State {
   Options options;
   std::vector<Finding> findings;
   std::set<std::string> reported;
-  size_t total = 0;
   std::map<Failure, int> injections;
   bool lost = false;
   uint64_t seeds = 0;
@@ -147,6 +144,8 @@ const char* fault_name(Fault fault) {
       return "bad call";
     case Fault::kHostRace:
       return "freed while in use";
+    case Fault::kEndless:
+      return "endless kernel";
   }
   return "?";
 }
@@ -170,7 +169,6 @@ bool report_finding(Finding finding) {
   const std::string where = finding.place.empty() ? finding.message : finding.place;
   const std::string key = std::to_string(static_cast<int>(finding.fault)) + "|" + finding.kernel + "|" + where;
   if (!s.reported.insert(key).second) return false;
-  ++s.total;
   std::fprintf(stderr, "softmetal: %s [seed %llu]\n", describe(finding).c_str(),
                static_cast<unsigned long long>(s.options.seed));
   s.findings.push_back(std::move(finding));
@@ -187,11 +185,6 @@ std::vector<Finding> take_findings() {
 std::string last_finding() {
   std::lock_guard lock(state().mutex);
   return state().findings.empty() ? "a fault reported before" : describe(state().findings.back());
-}
-
-size_t finding_count() {
-  std::lock_guard lock(state().mutex);
-  return state().total;
 }
 
 void inject(Failure failure, int skip) {

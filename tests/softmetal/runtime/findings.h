@@ -12,7 +12,7 @@ namespace softmetal {
 // Reports a finding (once per fault, kernel and place), on stderr too, with the seed.
 // True if it was new.
 bool report_finding(Finding finding);
-size_t finding_count();
+std::string last_finding();  // text of the latest finding, for error messages
 
 // file:line of a code address, by way of the module's debug information.
 std::string place_of(const void* pc);

@@ -76,7 +76,7 @@ Error* Error::make(const std::string& domain, Integer code, const std::string& t
   error->text_ = text;
   return error;
 }
-Error* Error::error(String* domain, Integer code, Dictionary*) {
+Error* Error::error(ErrorDomain domain, Integer code, Dictionary*) {
   return make(domain->utf8String(), code, domain->utf8String())->autorelease();
 }
 String* Error::domain() const { return String::string(domain_.c_str(), UTF8StringEncoding); }
@@ -100,7 +100,7 @@ Number* Number::number(double value) {
 }
 Number* Number::number(int value) { return number(static_cast<double>(value)); }
 Number* Number::number(bool value) { return number(value ? 1.0 : 0.0); }
-Number* Number::number(unsigned value) { return number(static_cast<double>(value)); }
+Number* Number::number(unsigned int value) { return number(static_cast<double>(value)); }
 Number* Number::number(long long value) { return number(static_cast<double>(value)); }
 
 Dictionary* Dictionary::dictionary() { return (new Dictionary)->autorelease(); }

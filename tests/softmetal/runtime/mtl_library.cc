@@ -182,10 +182,15 @@ void FunctionDescriptor::setConstantValues(const FunctionConstantValues* values)
   as(this)->constants = values ? as(values)->values : ConstantValues{};
 }
 
-Library* Device::newLibrary(const NS::String* source, const CompileOptions*, NS::Error** error) {
+Library* Device::newLibrary(const NS::String* source, const CompileOptions* options, NS::Error** error) {
   Files files = files_in(source->utf8String());
   if (files.empty()) {
     set_error(error, "the source is not the text of any file that softmetal_library compiled into this program");
+    return nullptr;
+  }
+  if (options && static_cast<const CompileOptionsObject*>(options)->language < LanguageVersion4_0 &&
+      uses_tensors(files)) {
+    set_error(error, "tensors need language version 4.0; the compile options ask for an older one");
     return nullptr;
   }
   return open_library(as(this), std::move(files), "source");

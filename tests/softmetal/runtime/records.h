@@ -5,5 +5,4 @@
 namespace softmetal {
 bool recording();
 void add_record(DispatchRecord record);
-std::string last_finding();  // text of the latest finding, for error messages
 }  // namespace softmetal

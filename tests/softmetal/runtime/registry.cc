@@ -54,7 +54,7 @@ RegisterUnit::RegisterUnit(const Unit& unit) {
   registry().units.push_back(unit);
 }
 
-ThreadgroupSite::ThreadgroupSite(const void* kernel_function, uint32_t bytes, uint32_t align, const char*) {
+ThreadgroupSite::ThreadgroupSite(const void* kernel_function, uint32_t bytes, uint32_t align) {
   constexpr uint32_t kGap = 64;
   std::lock_guard lock(registry().mutex);
   ThreadgroupLayout& layout = registry().threadgroup[kernel_function];
@@ -139,6 +139,15 @@ Files files_in(const std::string& source) {
   for (const Unit& unit : registry().units)
     if (!files.contains(unit.file) && contains_pieces(source, unit.source)) files.insert(unit.file);
   return files;
+}
+
+bool uses_tensors(const Files& files) {
+  std::lock_guard lock(registry().mutex);
+  return std::any_of(registry().units.begin(), registry().units.end(), [&](const Unit& unit) {
+    const std::string_view text = unit.source;
+    return files.contains(unit.file) && (text.find("<metal_tensor>") != std::string_view::npos ||
+                                         text.find("<MetalPerformancePrimitives/") != std::string_view::npos);
+  });
 }
 
 std::string check_constants(const KernelRef& ref, const ConstantValues& values) {

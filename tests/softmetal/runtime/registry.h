@@ -31,6 +31,7 @@ std::set<std::string> library_names();
 Files files_of(const std::string& library);
 // Files whose text, include lines aside, is part of `source`.
 Files files_in(const std::string& source);
+bool uses_tensors(const Files& files);
 std::vector<std::string> kernel_names(const Files& files);
 // The kernel in the plain or the instrumented build of its file.
 std::optional<KernelRef> find_kernel(const Files& files, const std::string& name, bool instrumented);

@@ -71,6 +71,7 @@ struct Toucher {
 
 struct Cell {
   Toucher write, read;
+  bool operator==(const Cell& o) const { return write.bits == o.write.bits && read.bits == o.read.bits; }
 };
 
 // The accesses of a dispatch to one 4 KB page, a bit per byte.

@@ -17,14 +17,14 @@ constexpr size_t kStackBytes = 128 * 1024;
 constexpr size_t kGuardBytes = 4096;
 constexpr size_t kMaxFibers = 1024;
 
-thread_local Worker* tls_worker = nullptr;
-
 // The first set bit of mask at or after `rotation`, going round.
 uint32_t first_from(uint32_t mask, uint32_t rotation) {
   return (static_cast<uint32_t>(std::countr_zero(std::rotr(mask, static_cast<int>(rotation)))) + rotation) % 32;
 }
 
 }  // namespace
+
+constinit thread_local Worker* running_worker = nullptr;
 
 std::string lane_list(uint32_t mask, uint32_t base) {
   std::string text;
@@ -39,8 +39,6 @@ std::string lane_list(uint32_t mask, uint32_t base) {
   }
   return text;
 }
-
-Worker* Worker::current() { return tls_worker; }
 
 Worker::Worker() {
   const size_t slot = kStackBytes + kGuardBytes;
@@ -71,7 +69,7 @@ uint64_t Worker::random() {
 
 void Worker::entry(boost::context::detail::transfer_t from) {
   static_cast<Fiber*>(from.data)->context = from.fctx;
-  tls_worker->fiber_loop();
+  running_worker->fiber_loop();
 }
 
 void Worker::start_fiber(Fiber& fiber) {
@@ -180,6 +178,7 @@ void Worker::abandon() {
 // --- collectives ---------------------------------------------------------------------------------------------------
 
 void Worker::collective(const CollectiveKind& kind, void* value, uint64_t param, const std::source_location& at) {
+  tick();
   const uint32_t group = lane_ / kSimdWidth, bit = 1u << (lane_ % kSimdWidth);
   Simdgroup& s = simdgroups_[group];
   Lane& lane = lanes_[lane_];
@@ -221,7 +220,7 @@ void Worker::complete(Simdgroup& s) {
       diverged("lanes of a simdgroup meet in different collectives");
   }
   if (reference.kind->needs_all_lanes && s.waiting != 0xFFFFFFFFu)
-    fault(static_cast<int>(Fault::kDivergence),
+    fault(Fault::kDivergence,
           std::string(reference.kind->name) + " needs all 32 lanes; there are: " + lane_list(s.waiting, base),
           place_of(*reference.at), lane_list(s.waiting, base));
   s.lanes.active = s.waiting;
@@ -232,6 +231,7 @@ void Worker::complete(Simdgroup& s) {
 }
 
 void Worker::barrier(uint32_t fences, const std::source_location& at) {
+  tick();
   const uint32_t group = lane_ / kSimdWidth, bit = 1u << (lane_ % kSimdWidth);
   Simdgroup& s = simdgroups_[group];
   Lane& lane = lanes_[lane_];
@@ -291,16 +291,21 @@ void Worker::simd_barrier(uint32_t fences, const std::source_location& at) {
   collective(kind, nullptr, fences, at);
 }
 
-void Worker::fault(int fault, const std::string& message, const std::string& place, const std::string& lanes) {
-  report_finding({static_cast<Fault>(fault), dispatch_->kernel->name, group_,
-                  lanes.empty() ? std::to_string(lane_) : lanes, place, message});
+void Worker::fault(Fault fault, const std::string& message, const std::string& place, const std::string& lanes) {
+  report_finding(
+      {fault, dispatch_->kernel->name, group_, lanes.empty() ? std::to_string(lane_) : lanes, place, message});
   abandon();
+}
+
+void Worker::check_deadline() {
+  if (std::chrono::steady_clock::now() > dispatch_->deadline)
+    fault(Fault::kEndless, "the dispatch takes longer than Options::dispatch_timeout_seconds", "");
 }
 
 void Worker::missing(uint32_t lane, uint64_t source) {
   const uint32_t base = lane_ / kSimdWidth * kSimdWidth;
   const Lane& asking = lanes_[base + lane];
-  fault(static_cast<int>(Fault::kMissingLane),
+  fault(Fault::kMissingLane,
         std::string(asking.kind->name) + ": lane " + std::to_string(lane) + " reads from lane " +
             std::to_string(source) + ", which is not active (active: " + lane_list(simdgroup().lanes.active, 0) + ")",
         place_of(*asking.at), std::to_string(base + lane));
@@ -335,7 +340,7 @@ void Worker::diverged(const std::string& message) {
     if (s.done && listed <= 8) waits.emplace_back("returned", lane_list(s.done, base));
   }
   for (const auto& [what, who] : waits) text += "; threads " + who + ": " + what;
-  fault(static_cast<int>(Fault::kDivergence), text, first_place, first_lanes);
+  fault(Fault::kDivergence, text, first_place, first_lanes);
 }
 
 // --- a threadgroup ---------------------------------------------------------------------------------------------------
@@ -359,8 +364,8 @@ void Worker::prepare_threadgroup_memory() {
 }
 
 bool Worker::run(const DispatchView& dispatch, Size3 group) {
-  Worker* const outer = tls_worker;
-  tls_worker = this;
+  Worker* const outer = running_worker;
+  running_worker = this;
   dispatch_ = &dispatch;
   group_ = group;
   const auto edge = [](uint32_t grid, uint32_t size, uint32_t index) { return std::min(size, grid - index * size); };
@@ -412,43 +417,42 @@ bool Worker::run(const DispatchView& dispatch, Size3 group) {
     }
   }
   if (dispatch.checker) dispatch.checker->end_group(*this);
-  tls_worker = outer;
+  running_worker = outer;
   return !abandoned_;
 }
 
 // --- called by kernels -------------------------------------------------------------------------------------------------
 
 void simd_collective(const CollectiveKind& kind, void* value, uint64_t param, const std::source_location& at) {
-  tls_worker->collective(kind, value, param, at);
+  running_worker->collective(kind, value, param, at);
 }
-void threadgroup_barrier(uint32_t fences, const std::source_location& at) { tls_worker->barrier(fences, at); }
-void simdgroup_barrier(uint32_t fences, const std::source_location& at) { tls_worker->simd_barrier(fences, at); }
+void threadgroup_barrier(uint32_t fences, const std::source_location& at) { running_worker->barrier(fences, at); }
+void simdgroup_barrier(uint32_t fences, const std::source_location& at) { running_worker->simd_barrier(fences, at); }
 void thread_fence(uint32_t, bool) {}
-uint32_t lane_index() { return tls_worker->lane() % kSimdWidth; }
-bool points_to_thread(const volatile void* p) { return tls_worker->on_stack(const_cast<const void*>(p)); }
+uint32_t lane_index() { return running_worker->lane() % kSimdWidth; }
+bool points_to_thread(const volatile void* p) { return running_worker->on_stack(const_cast<const void*>(p)); }
 bool points_to_threadgroup(const volatile void* p) {
   const auto* at = static_cast<const char*>(const_cast<const void*>(p));
-  return static_cast<size_t>(at - tls_worker->threadgroup_memory()) < tls_worker->threadgroup_bytes();
+  return static_cast<size_t>(at - running_worker->threadgroup_memory()) < running_worker->threadgroup_bytes();
 }
-uint32_t active_lanes() { return tls_worker->simdgroup().all & ~tls_worker->simdgroup().done; }
 
-void missing_lane(uint32_t lane, uint64_t source) { tls_worker->missing(lane, source); }
+void missing_lane(uint32_t lane, uint64_t source) { running_worker->missing(lane, source); }
 
 void kernel_fault(const char* message, const std::source_location& at) {
-  tls_worker->fault(static_cast<int>(Fault::kUndefined), message, place_of(at));
+  running_worker->fault(Fault::kUndefined, message, place_of(at));
 }
 
 void require_bound_bytes(const Invocation& in, int index, size_t bytes) {
   if (in.buffer_bytes[index] >= bytes) return;
-  tls_worker->fault(static_cast<int>(Fault::kOutOfBounds),
-                    "buffer " + std::to_string(index) + " has " + std::to_string(in.buffer_bytes[index]) +
-                        " bytes from its offset on; the parameter's type has " + std::to_string(bytes),
-                    "");
+  running_worker->fault(Fault::kOutOfBounds,
+                        "buffer " + std::to_string(index) + " has " + std::to_string(in.buffer_bytes[index]) +
+                            " bytes from its offset on; the parameter's type has " + std::to_string(bytes),
+                        "");
 }
 
 void* bound_buffer(const Invocation& in, int index) { return in.buffers[index]; }
 void* bound_threadgroup_memory(const Invocation& in, int index) { return in.threadgroup[index]; }
 
-void* threadgroup_address(const ThreadgroupSite& site) { return tls_worker->threadgroup_memory() + site.offset; }
+void* threadgroup_address(const ThreadgroupSite& site) { return running_worker->threadgroup_memory() + site.offset; }
 
 }  // namespace softmetal

@@ -3,12 +3,13 @@
 // between those they run to completion one after another, in an order drawn from the group's seed.
 #include <boost/context/detail/fcontext.hpp>
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "softmetal/abi.h"
+#include "softmetal/softmetal.h"
 
 namespace softmetal {
 
@@ -28,6 +29,7 @@ struct DispatchView {
   uint64_t seed = 0;
   bool preempt = false;  // switch simdgroups at random collectives
   MemoryChecker* checker = nullptr;
+  std::chrono::steady_clock::time_point deadline{};
 };
 
 struct Fiber {
@@ -64,7 +66,7 @@ class Worker {
   // Runs one threadgroup to its end. False if it had to be abandoned; the finding has been reported.
   bool run(const DispatchView& dispatch, Size3 group);
 
-  static Worker* current();
+  static inline Worker* current();
 
   // Called by kernels, on a fiber.
   void collective(const CollectiveKind& kind, void* value, uint64_t param, const std::source_location& at);
@@ -72,9 +74,13 @@ class Worker {
   void simd_barrier(uint32_t fences, const std::source_location& at);
   [[noreturn]] void abandon();
   // Reports and abandons. `lanes` and `place` default to the running lane's.
-  [[noreturn]] void fault(int fault, const std::string& message, const std::string& place,
+  [[noreturn]] void fault(Fault fault, const std::string& message, const std::string& place,
                           const std::string& lanes = "");
   [[noreturn]] void missing(uint32_t lane, uint64_t source);
+  // At every collective, barrier and seen access: now and then looks at the clock, so that no kernel runs forever.
+  void tick() {
+    if ((++ticks_ & 0xFFFu) == 0) check_deadline();
+  }
 
   // For the checker.
   const DispatchView& dispatch() const { return *dispatch_; }
@@ -112,6 +118,7 @@ class Worker {
   [[noreturn]] void diverged(const std::string& message);
   uint64_t random();
   void prepare_threadgroup_memory();
+  void check_deadline();
 
   char* stacks_ = nullptr;
   size_t stacks_bytes_ = 0;
@@ -136,6 +143,7 @@ class Worker {
   uint32_t epoch_device_ = 0;
   bool abandoned_ = false;
   uint64_t random_ = 1;
+  uint32_t ticks_ = 0;
   uint64_t collectives_run_ = 0;
   uint64_t barriers_run_ = 0;
 
@@ -145,6 +153,10 @@ class Worker {
   void* threadgroup_arguments_[kMaxThreadgroupArguments] = {};
   std::vector<std::pair<uint32_t, uint32_t>> threadgroup_spans_;  // variables and arguments: offset, bytes
 };
+
+// The worker that runs on this OS thread. Every hook asks for it, hence no function call and no search for the variable.
+extern constinit thread_local Worker* running_worker __attribute__((tls_model("initial-exec"), visibility("hidden")));
+inline Worker* Worker::current() { return running_worker; }
 
 // "0-15, 20": the set bits of a mask, shifted by base.
 std::string lane_list(uint32_t mask, uint32_t base);

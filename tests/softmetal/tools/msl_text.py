@@ -162,6 +162,28 @@ def attributes_in(tokens):
     return found
 
 
+def number(token):
+    """A literal as C++ has it: without a suffix MSL's are float."""
+    text = token.text
+    if text[:2] in ("0x", "0X") and "." not in text and "p" not in text.lower():
+        return text
+    lower = text.lower()
+    if lower.endswith("bf"):
+        return f"bfloat({float_literal(text[:-2])})"
+    if lower.endswith("h"):
+        return f"half({float_literal(text[:-1])})"
+    is_float = "." in text or (("e" in lower or "p" in lower) and not lower.startswith("0x")) or "p" in lower
+    if is_float and lower[-1] not in "fl":
+        return text + "f"
+    if is_float and lower[-1] == "l":
+        raise TranslationError(token, f"{text}: no long double in MSL")
+    return text
+
+
+def float_literal(text):
+    return text + "f" if "." in text or "e" in text.lower() else text + ".0f"
+
+
 # What Apple's compiler predefines, as far as kernels ask.
 PREDEFINED = {
     "__METAL__": "1",

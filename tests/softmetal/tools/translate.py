@@ -11,8 +11,9 @@ import argparse
 import re
 import sys
 
-from msl_text import (SKIP, TranslationError, attributes_in, join, matching, matching_angle, preprocess, previous,
-                      significant, split_commas, tokenize)
+from msl_table import CONSTANT_TYPES, table
+from msl_text import (SKIP, TranslationError, attributes_in, join, matching, matching_angle, number, preprocess,
+                      previous, significant, split_commas, tokenize)
 
 ERASED_WORDS = {"device", "thread", "threadgroup", "kernel", "coherent", "threadgroup_imageblock"}
 KEPT_ATTRIBUTES = {"maybe_unused", "nodiscard", "fallthrough", "likely", "unlikely", "gnu::noinline",
@@ -24,12 +25,6 @@ BUILTIN_INPUTS = {
     "simdgroups_per_threadgroup", "threads_per_simdgroup", "thread_index_in_quadgroup",
     "quadgroup_index_in_threadgroup", "quadgroups_per_threadgroup", "dispatch_simdgroups_per_threadgroup",
     "dispatch_quadgroups_per_threadgroup", "grid_origin", "grid_size", "thread_execution_width",
-}
-CONSTANT_TYPES = {
-    "bool": "kBool", "char": "kChar", "int8_t": "kChar", "uchar": "kUChar", "uint8_t": "kUChar", "short": "kShort",
-    "int16_t": "kShort", "ushort": "kUShort", "uint16_t": "kUShort", "int": "kInt", "int32_t": "kInt",
-    "uint": "kUInt", "uint32_t": "kUInt", "half": "kHalf", "float": "kFloat", "long": "kLong", "int64_t": "kLong",
-    "ulong": "kULong", "uint64_t": "kULong",
 }
 SWIZZLE = re.compile(r"[xyzw]{2,4}$")
 ASSIGNMENTS = {"=", "+=", "-=", "*=", "/="}
@@ -149,7 +144,7 @@ class Translation:
                 start, template_names = i, None
                 continue
             if t.text == "{":
-                close = matching(self.tokens, i)
+                body, close = i, matching(self.tokens, i)
                 declaration = [k for k in range(start, i) if self.tokens[k].kind not in SKIP]
                 words = [self.tokens[k].text for k in declaration]
                 if self.is_kernel(start, i):
@@ -161,7 +156,7 @@ class Translation:
                 if words and words[0] not in ("struct", "class", "union", "enum", "using", "typedef", "constant",
                                               "constexpr", "const", "static", "template") or ")" in words:
                     self.note_helper(close, start)
-                    self.functions.append((start, i, close, begin))
+                    self.functions.append((start, body, close, begin))
                     start, template_names = i, None
                 elif "=" in words or words and words[0] in ("struct", "class", "union", "enum", "typedef"):
                     pass  # runs on to ';'
@@ -513,27 +508,6 @@ def const_follows(tokens, i):
     return after < len(tokens) and tokens[after].text in ("const", "constexpr")
 
 
-def number(token):
-    text = token.text
-    if text[:2] in ("0x", "0X") and "." not in text and "p" not in text.lower():
-        return text
-    lower = text.lower()
-    if lower.endswith("bf"):
-        return f"bfloat({float_literal(text[:-2])})"
-    if lower.endswith("h"):
-        return f"half({float_literal(text[:-1])})"
-    is_float = "." in text or (("e" in lower or "p" in lower) and not lower.startswith("0x")) or "p" in lower
-    if is_float and lower[-1] not in "fl":
-        return text + "f"
-    if is_float and lower[-1] == "l":
-        raise TranslationError(token, f"{text}: no long double in MSL")
-    return text
-
-
-def float_literal(text):
-    return text + "f" if "." in text or "e" in text.lower() else text + ".0f"
-
-
 def rewritten(tokens):
     """Rewrites a detached piece of text (array bounds, template arguments, types, initialisers)."""
     t = Translation(list(tokens))
@@ -578,63 +552,6 @@ def assign_indices(kernel):
                     following += 1
                 p.index = str(following)
                 taken.add(following)
-
-
-def quoted(text):
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def source_literal(text):
-    """The file's text as adjacent raw strings (a compiler limits the length of one)."""
-    pieces = [text[i:i + 8000] for i in range(0, len(text), 8000)] or [""]
-    return "\n".join(f'R"softmetal({piece})softmetal"' for piece in pieces)
-
-
-def table(translation, library, source, source_text):
-    out = ['\n#line 1 "softmetal table"\n', "namespace {\nnamespace softmetal_table {\n", "using namespace metal;\n"]
-    instances = []
-    for number_, instance in enumerate(translation.instances):
-        kernel = instance.kernel
-        arguments, infos = [], []
-        for p in kernel.parameters:
-            if p.builtin:
-                arguments.append(f"::softmetal::{p.builtin}(in)")
-                continue
-            if p.kind == "threadgroup":
-                value = f"::softmetal::PointerArgument{{::softmetal::bound_threadgroup_memory(in, {p.index})}}"
-            elif p.reference:
-                value = f"::softmetal::ReferenceArgument{{in, {p.index}}}"
-            else:
-                value = f"::softmetal::PointerArgument{{::softmetal::bound_buffer(in, {p.index})}}"
-            arguments.append(value)
-            kind = "kThreadgroup" if p.kind == "threadgroup" else "kBuffer"
-            guard = f"&{p.guard}" if p.guard else "nullptr"
-            infos.append(f"{{::softmetal::ArgumentKind::{kind}, {p.index}, {quoted(p.name)}, {quoted(p.type)}, "
-                         f"{str(p.writable).lower()}, {str(p.constant).lower()}, {guard}}},")
-        out.append(f"void run_{number_}([[maybe_unused]] const ::softmetal::Invocation& in) {{\n"
-                   f"  {instance.expression}({', '.join(arguments)});\n}}\n")
-        out.append(f"const ::softmetal::ArgumentInfo arguments_{number_}[] = {{{' '.join(infos)} {{}}}};\n")
-        constants = translation.required_constants(kernel)
-        out.append(f"const char* const constants_{number_}[] = {{"
-                   + "".join(quoted(c) + ", " for c in constants) + "nullptr};\n")
-        required = (kernel.required_threads + ["1", "1"])[:3] if kernel.required_threads else ["0", "0", "0"]
-        instances.append(
-            f"  {{{quoted(instance.host_name)}, reinterpret_cast<const void*>(&{instance.expression}), &run_{number_}, "
-            f"arguments_{number_}, {len(infos)}, {kernel.max_total_threads}, {{{', '.join(required)}}}, "
-            f"constants_{number_}, {len(constants)}, {quoted(kernel.token.file)}, {kernel.token.line}}},")
-    out.append("const ::softmetal::KernelInfo kernels[] = {\n" + "\n".join(instances) + "\n  {}};\n")
-    constants = []
-    for name, index, kind, _ in translation.constants:
-        constants.append(f"  {{{quoted(name)}, {index}, ::softmetal::ConstantType::{CONSTANT_TYPES[kind]}, &{name}, "
-                         f"&{name}_is_defined}},")
-    out.append("const ::softmetal::FunctionConstant constants[] = {\n" + "\n".join(constants) + "\n  {}};\n")
-    out.append("void derive() {\n" + "".join(f"  {n} = {v};\n" for n, v in translation.derived) + "}\n")
-    out.append(f"const char source[] = {source_literal(source_text)};\n")
-    out.append("const ::softmetal::RegisterUnit unit({" +
-               f"{quoted(library)}, SOFTMETAL_INSTRUMENTED, {quoted(source)}, source, kernels, "
-               f"{len(translation.instances)}, constants, {len(translation.constants)}, &derive, &source}});\n")
-    out.append("}  // namespace softmetal_table\n}  // namespace\n")
-    return "".join(out)
 
 
 def translate(tokens, library, source, source_text):

@@ -20,6 +20,7 @@ using TimeInterval = double;
 enum StringEncoding : UInteger { ASCIIStringEncoding = 1, UTF8StringEncoding = 4 };
 
 class String;
+using ErrorDomain = String*;
 
 // Reference-counted base of everything. Objects start with one reference.
 class Object {
@@ -86,7 +87,7 @@ class String : public Referencing<String> {
 
 class Error : public Referencing<Error> {
  public:
-  static Error* error(String* domain, Integer code, class Dictionary* user_info);
+  static Error* error(ErrorDomain domain, Integer code, class Dictionary* user_info);
   Integer code() const { return code_; }
   String* domain() const;
   String* localizedDescription() const;
@@ -120,7 +121,7 @@ class Number : public Referencing<Number> {
  public:
   static Number* number(int value);
   static Number* number(bool value);
-  static Number* number(unsigned value);
+  static Number* number(unsigned int value);
   static Number* number(long long value);
   static Number* number(double value);
   int intValue() const { return static_cast<int>(value_); }

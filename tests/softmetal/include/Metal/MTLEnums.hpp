@@ -27,7 +27,6 @@ enum ResourceOptions : NS::UInteger {
   ResourceStorageModeShared = 0,
   ResourceStorageModeManaged = 1 << 4,
   ResourceStorageModePrivate = 2 << 4,
-  ResourceStorageModeMemoryless = 3 << 4,
   ResourceHazardTrackingModeDefault = 0,
   ResourceHazardTrackingModeUntracked = 1 << 8,
   ResourceHazardTrackingModeTracked = 2 << 8,

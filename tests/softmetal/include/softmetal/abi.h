@@ -68,7 +68,6 @@ inline bool points_to_device(const volatile void* p) { return !points_to_threadg
 inline bool points_to_constant(const volatile void* p) { return points_to_device(p); }
 
 uint32_t lane_index();
-uint32_t active_lanes();  // of this simdgroup: those that have not returned
 
 // Atomics tell the checker; the access itself is made by the shim.
 enum class AtomicKind : uint8_t { kLoad, kStore, kReadWrite };
@@ -94,14 +93,14 @@ const TensorMap* tensor_map(int d0, int d1, bool relaxed, TensorRole role);
 // --- threadgroup memory ----------------------------------------------------------------------------------------
 // One per threadgroup declaration and kernel instance; registers itself when its library is loaded.
 struct ThreadgroupSite {
-  ThreadgroupSite(const void* kernel_function, uint32_t bytes, uint32_t align, const char* variable);
+  ThreadgroupSite(const void* kernel_function, uint32_t bytes, uint32_t align);
   uint32_t offset = 0;  // in the kernel's static threadgroup memory
 };
 void* threadgroup_address(const ThreadgroupSite& site);
 
 template <class T, auto Kernel, int kIndex>
 struct ThreadgroupVariable {
-  static inline ThreadgroupSite site{reinterpret_cast<const void*>(Kernel), sizeof(T), alignof(T), ""};
+  static inline ThreadgroupSite site{reinterpret_cast<const void*>(Kernel), sizeof(T), alignof(T)};
 };
 
 template <class T, auto Kernel, int kIndex>

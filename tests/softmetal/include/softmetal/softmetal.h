@@ -25,14 +25,14 @@ struct Options {
   uint32_t max_threads_per_threadgroup = 1024;
   size_t page_bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));  // of no-copy buffers: what mmap gives here
 
-  bool check = false;          // run the instrumented kernels, with all memory checks; one OS thread
-  bool count = false;          // count bytes and lines per dispatch (needs check)
-  bool shuffle = true;         // unordered dispatches and threadgroups run in random order
-  bool strict_hazards = true;  // untracked buffers: unordered encoders that touch the same bytes are a finding
-  uint64_t seed = 0;           // 0: from the clock; printed with every finding
-  int threads = 0;             // OS threads that run threadgroups; 0: all cores
+  bool check = false;   // run the instrumented kernels, with all memory checks; one OS thread
+  bool count = false;   // count bytes and lines per dispatch (needs check)
+  bool shuffle = true;  // unordered dispatches and threadgroups run in random order
+  uint64_t seed = 0;    // 0: from the clock; printed with every finding
+  int threads = 0;      // OS threads that run threadgroups; 0: all cores
   TensorLayout tensor_layout = TensorLayout::kM5;
-  double event_timeout_seconds = 60;  // a wait for an event that nothing signals
+  double event_timeout_seconds = 60;      // a wait for an event that nothing signals
+  double dispatch_timeout_seconds = 900;  // a kernel that does not end
 };
 
 // A device of a known chip: "m1", "m2max", "m3max", "m4max", "m5", "m5max". Throws std::invalid_argument otherwise.
@@ -55,6 +55,7 @@ enum class Fault : uint8_t {
   kUndefined,  // anything else MSL leaves undefined: array index, shift, division
   kBadCall,    // wrong use of the host interface
   kHostRace,   // a buffer freed while the device used it
+  kEndless,    // a dispatch ran into Options::dispatch_timeout_seconds
 };
 const char* fault_name(Fault fault);
 

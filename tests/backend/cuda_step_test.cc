@@ -1,0 +1,156 @@
+// Steps of the CUDA backend as the engine drives them: recorded and replayed, chunked, snapshotted. Skipped where there
+// is no GPU.
+#include <gtest/gtest.h>
+
+#include "backend/create.h"
+#include "base/error.h"
+#include "model/forward.h"
+#include "selftest/random_model.h"
+
+namespace calla {
+namespace {
+
+class CudaStep : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!cuda_backend_info().available) GTEST_SKIP() << cuda_backend_info().reason;
+  }
+  std::unique_ptr<Backend> make(std::vector<std::string> ablate = {}) {
+    BackendOptions options;
+    options.max_rows = 128;
+    options.max_heads = 8;
+    options.ablate = std::move(ablate);
+    auto backend = create_cuda_backend(model_.shape(), model_.weights(), options);
+    backend->allocate_state({4, 16});
+    for (int slot = 0; slot < 4; ++slot) backend->clear_recurrent(slot);
+    return backend;
+  }
+
+  // One step of one sequence; returns the pick of the last row.
+  TokenId run(Backend& backend, int slot, const std::vector<int32_t>& pages, int position,
+              const std::vector<TokenId>& tokens, const SamplingParams& sampling = {}) {
+    const SequenceRows sequence{slot, pages, position, static_cast<int>(tokens.size())};
+    HeadRow head;
+    head.row = static_cast<int>(tokens.size()) - 1;
+    head.pick = true;
+    head.sampling = sampling;
+    Batch batch;
+    batch.tokens = tokens;
+    batch.sequences = std::span(&sequence, 1);
+    batch.heads = std::span(&head, 1);
+    const StepId step = forward(backend, model_.shape(), batch);
+    backend.wait(step);
+    return backend.picked(step)[0];
+  }
+
+  // A prompt in chunks, then tokens picked one by one on the device.
+  std::vector<TokenId> generate(Backend& backend, int slot, const std::vector<int32_t>& pages, int chunk, int count,
+                                const SamplingParams& sampling = {}) {
+    TokenId last = 0;
+    int position = 0;
+    for (; position < static_cast<int>(prompt_.size()); position += chunk) {
+      const int end = std::min(position + chunk, static_cast<int>(prompt_.size()));
+      last = run(backend, slot, pages, position, {prompt_.begin() + position, prompt_.begin() + end}, sampling);
+    }
+    std::vector<TokenId> out = {last};
+    for (position = static_cast<int>(prompt_.size()); static_cast<int>(out.size()) < count; ++position)
+      out.push_back(run(backend, slot, pages, position, {kLastPicked}, sampling));
+    return out;
+  }
+
+  const RandomModel model_{tiny_shape(4), 21};
+  const std::vector<TokenId> prompt_ = [] {
+    std::vector<TokenId> tokens(100);
+    for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<TokenId>((i * 797 + 31) % 4096);
+    return tokens;
+  }();
+};
+
+TEST_F(CudaStep, ReplayedStepsPickTheSameTokens) {
+  const auto recorded = make(), plain = make({"graphs"});
+  EXPECT_EQ(generate(*recorded, 0, {3, 1, 7}, 100, 40), generate(*plain, 0, {0, 1, 2}, 100, 40));
+}
+
+TEST_F(CudaStep, ChunksDoNotChangeThePick) {
+  const auto backend = make();
+  const auto whole = generate(*backend, 0, {3, 1, 7}, 100, 20);
+  EXPECT_EQ(generate(*backend, 1, {4, 5, 6}, 33, 20), whole);
+  EXPECT_EQ(generate(*backend, 2, {8, 9, 10}, 7, 20), whole);
+}
+
+TEST_F(CudaStep, SamplingDependsOnTheSeedAlone) {
+  const auto backend = make();
+  SamplingParams sampling;
+  sampling.temperature = 0.8f;
+  sampling.top_k = 50;
+  sampling.top_p = 0.9f;
+  sampling.seed = 5;
+  const auto first = generate(*backend, 0, {3, 1, 7}, 100, 20, sampling);
+  EXPECT_EQ(generate(*backend, 1, {4, 5, 6}, 100, 20, sampling), first);
+  sampling.seed = 6;
+  EXPECT_NE(generate(*backend, 2, {8, 9, 10}, 100, 20, sampling), first);
+}
+
+TEST_F(CudaStep, ACopiedStateContinuesLikeTheOriginal) {
+  const auto backend = make();
+  generate(*backend, 0, {0, 1}, 100, 1);
+  backend->copy_recurrent(0, 1);
+  backend->copy_kv_page(1, 2, 36);
+  std::vector<TokenId> original, copy;
+  for (int i = 0; i < 12; ++i) original.push_back(run(*backend, 0, {0, 1}, 100 + i, {kLastPicked}));
+  for (int i = 0; i < 12; ++i) copy.push_back(run(*backend, 1, {0, 2}, 100 + i, {kLastPicked}));
+  EXPECT_EQ(copy, original);
+}
+
+TEST_F(CudaStep, AnExportedStateContinuesInAnotherBackend) {
+  const auto from = make(), to = make();
+  generate(*from, 0, {0, 1}, 100, 1);
+  std::vector<std::byte> slot(from->recurrent_slot_bytes()), page(from->kv_page_bytes());
+  from->export_recurrent(0, slot);
+  to->import_recurrent(3, slot);
+  for (int i = 0; i < 2; ++i) {
+    from->export_kv_page(i, page);
+    to->import_kv_page(5 + i, page);
+  }
+  std::vector<TokenId> original, moved;
+  for (int i = 0; i < 12; ++i) original.push_back(run(*from, 0, {0, 1}, 100 + i, {kLastPicked}));
+  for (int i = 0; i < 12; ++i) moved.push_back(run(*to, 3, {5, 6}, 100 + i, {kLastPicked}));
+  EXPECT_EQ(moved, original);
+}
+
+TEST_F(CudaStep, RowsOfABatchDoNotDisturbEachOther) {
+  const auto backend = make();
+  const auto alone = generate(*backend, 0, {0, 1, 2}, 100, 1);
+  generate(*backend, 1, {3, 4, 5}, 100, 1);
+  backend->copy_recurrent(0, 2);
+  backend->copy_kv_page(1, 7, 36);
+  std::vector<TokenId> single;
+  for (int i = 0; i < 8; ++i) single.push_back(run(*backend, 0, {0, 1, 2}, 100 + i, {kLastPicked}));
+  const std::vector<int32_t> a = {3, 4, 5}, b = {0, 7, 8};
+  for (int i = 0; i < 8; ++i) {
+    const std::vector<TokenId> tokens = {kLastPicked, kLastPicked};
+    const std::vector<SequenceRows> sequences = {{1, a, 100 + i, 1}, {2, b, 100 + i, 1}};
+    std::vector<HeadRow> heads(2);
+    heads[0].pick = heads[1].pick = true;
+    heads[1].row = heads[1].sequence = 1;
+    Batch batch;
+    batch.tokens = tokens;
+    batch.sequences = sequences;
+    batch.heads = heads;
+    const StepId step = forward(*backend, model_.shape(), batch);
+    backend->wait(step);
+    EXPECT_EQ(backend->picked(step)[1], single[static_cast<size_t>(i)]);
+  }
+}
+
+TEST_F(CudaStep, AnUnknownMechanismIsNamed) {
+  try {
+    make({"warp-drive"});
+    FAIL();
+  } catch (const UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("warp-drive"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace calla
