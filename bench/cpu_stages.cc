@@ -207,7 +207,7 @@ class Bench {
   void fill_pages() {
     std::vector<std::byte> page(backend_->kv_page_bytes());
     for (int32_t id : pages_) {
-      for (size_t i = 0; i < page.size(); i += 4) {  // bf16 and fp32 alike: small numbers
+      for (size_t i = 0; i < page.size(); i += 4) {  // as fp16 and as fp32: small numbers
         const float value = static_cast<float>(next_token() % 256 - 128) / 64;
         std::memcpy(&page[i], &value, 4);
         std::memcpy(&page[i], &page[i + 2], 2);

@@ -1,7 +1,7 @@
 // gqa_page: the 8 query heads of one KV head against up to 64 cached positions, for one row; online softmax.
 //   q [8][256] fp32, already scaled     keys, values: one page of one KV head (layouts in kernels.h)
 //   Each key and value is loaded once for all 8 heads. Scores: 16 positions in the lanes, no horizontal sums.
-//   Values: 32 (bf16) or 16 (fp32) dimensions at a time over all positions.
+//   Values: 32 dimensions at a time over all positions.
 //   Numerics  fp32 products and sums; a row's result does not depend on the other rows of the batch.
 #include <algorithm>
 #include <cmath>
@@ -33,90 +33,56 @@ inline constexpr int kHeads = kGqaFactor;
 inline constexpr int kLanes = static_cast<int>(hn::MaxLanes(FloatTag()));
 inline constexpr int kHeadsAtOnce = kLanes == 16 ? 8 : 4;  // as many accumulators as the registers hold
 
-// Two bf16 per lane.
-struct EvenOdd {
-  hn::VFromD<FloatTag> even, odd;
-};
-HWY_INLINE EvenOdd LoadPairs(const bf16* p) {
-  const FloatTag d;
-  const WordTag dw;
-  const auto words = hn::LoadU(dw, reinterpret_cast<const uint32_t*>(p));
-  return {hn::BitCast(d, hn::ShiftLeft<16>(words)), hn::BitCast(d, hn::And(words, hn::Set(dw, 0xffff0000u)))};
+HWY_INLINE hn::VFromD<FloatTag> LoadFloats(const float* p) { return hn::LoadU(FloatTag(), p); }
+HWY_INLINE hn::VFromD<FloatTag> LoadFloats(const half* p) {
+  const hn::Rebind<hwy::float16_t, FloatTag> d16;
+  return hn::PromoteTo(FloatTag(), hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(p)));
 }
 
 // scores[h][0..16) of one block of 16 positions.
-HWY_INLINE void ScoreBlock(const float* q, const bf16* keys, float (*scores)[kPageRows]) {
+template <class T>
+HWY_INLINE void ScoreBlock(const float* q, const T* keys, float (*scores)[kPageRows]) {
   const FloatTag d;
-  for (int n = 0; n < 16; n += kLanes)
+  for (int n = 0; n < kKeyBlock; n += kLanes)
     for (int h0 = 0; h0 < kHeads; h0 += kHeadsAtOnce) {
       hn::VFromD<FloatTag> acc[kHeadsAtOnce];
       for (int h = 0; h < kHeadsAtOnce; ++h) acc[h] = hn::Zero(d);
-      for (int pair = 0; pair < kHeadDim / 2; ++pair) {
-        const EvenOdd k = LoadPairs(keys + (pair * 16 + n) * 2);
-        const float* x = q + h0 * kHeadDim + pair * 2;
-        HWY_UNROLL(8)
-        for (int h = 0; h < kHeadsAtOnce; ++h) {
-          acc[h] = hn::MulAdd(k.even, hn::Set(d, x[h * kHeadDim]), acc[h]);
-          acc[h] = hn::MulAdd(k.odd, hn::Set(d, x[h * kHeadDim + 1]), acc[h]);
-        }
-      }
-      for (int h = 0; h < kHeadsAtOnce; ++h) hn::Store(acc[h], d, scores[h0 + h] + n);
-    }
-}
-
-HWY_INLINE void ScoreBlock(const float* q, const float* keys, float (*scores)[kPageRows]) {
-  const FloatTag d;
-  for (int n = 0; n < 16; n += kLanes)
-    for (int h0 = 0; h0 < kHeads; h0 += kHeadsAtOnce) {
-      hn::VFromD<FloatTag> acc[kHeadsAtOnce];
-      for (int h = 0; h < kHeadsAtOnce; ++h) acc[h] = hn::Zero(d);
+      HWY_UNROLL(2)
       for (int i = 0; i < kHeadDim; ++i) {
-        const auto k = hn::LoadU(d, keys + i * 16 + n);
+        const auto k = LoadFloats(keys + i * kKeyBlock + n);
+        HWY_UNROLL(8)
         for (int h = 0; h < kHeadsAtOnce; ++h) acc[h] = hn::MulAdd(k, hn::Set(d, q[(h0 + h) * kHeadDim + i]), acc[h]);
       }
       for (int h = 0; h < kHeadsAtOnce; ++h) hn::Store(acc[h], d, scores[h0 + h] + n);
     }
 }
 
-// out[h][32 dims of `block`] += sum_r p[r][h] * values[r]: 16 even dims, then 16 odd ones.
-HWY_INLINE void MixBlock(const float (*p)[kHeads], const bf16* values, int rows, int block, float* out) {
+// out[h][32 dims of `block`] += sum_r p[r][h] * values[r]; two vectors of dimensions at a time.
+template <class T>
+HWY_INLINE void MixBlock(const float (*p)[kHeads], const T* values, int rows, int block, float* out) {
   const FloatTag d;
-  for (int n = 0; n < 16; n += kLanes)
+  for (int n = 0; n < kValueBlock; n += 2 * kLanes)
     for (int h0 = 0; h0 < kHeads; h0 += kHeadsAtOnce) {
-      hn::VFromD<FloatTag> even[kHeadsAtOnce], odd[kHeadsAtOnce];
-      float* o = out + h0 * kHeadDim + block * 32 + n;
+      hn::VFromD<FloatTag> first[kHeadsAtOnce], second[kHeadsAtOnce];
+      float* o = out + h0 * kHeadDim + block * kValueBlock + n;
       for (int h = 0; h < kHeadsAtOnce; ++h) {
-        even[h] = hn::Load(d, o + h * kHeadDim);
-        odd[h] = hn::Load(d, o + h * kHeadDim + 16);
+        first[h] = hn::Load(d, o + h * kHeadDim);
+        second[h] = hn::Load(d, o + h * kHeadDim + kLanes);
       }
       for (int r = 0; r < rows; ++r) {
-        const EvenOdd v = LoadPairs(values + r * 32 + n * 2);
+        const auto v0 = LoadFloats(values + r * kValueBlock + n),
+                   v1 = LoadFloats(values + r * kValueBlock + n + kLanes);
         HWY_UNROLL(8)
         for (int h = 0; h < kHeadsAtOnce; ++h) {
           const auto weight = hn::Set(d, p[r][h0 + h]);
-          even[h] = hn::MulAdd(v.even, weight, even[h]);
-          odd[h] = hn::MulAdd(v.odd, weight, odd[h]);
+          first[h] = hn::MulAdd(v0, weight, first[h]);
+          second[h] = hn::MulAdd(v1, weight, second[h]);
         }
       }
       for (int h = 0; h < kHeadsAtOnce; ++h) {
-        hn::Store(even[h], d, o + h * kHeadDim);
-        hn::Store(odd[h], d, o + h * kHeadDim + 16);
+        hn::Store(first[h], d, o + h * kHeadDim);
+        hn::Store(second[h], d, o + h * kHeadDim + kLanes);
       }
-    }
-}
-
-HWY_INLINE void MixBlock(const float (*p)[kHeads], const float* values, int rows, int block, float* out) {
-  const FloatTag d;
-  for (int n = 0; n < 16; n += kLanes)
-    for (int h0 = 0; h0 < kHeads; h0 += kHeadsAtOnce) {
-      hn::VFromD<FloatTag> acc[kHeadsAtOnce];
-      float* o = out + h0 * kHeadDim + block * 16 + n;
-      for (int h = 0; h < kHeadsAtOnce; ++h) acc[h] = hn::Load(d, o + h * kHeadDim);
-      for (int r = 0; r < rows; ++r) {
-        const auto v = hn::LoadU(d, values + r * 16 + n);
-        for (int h = 0; h < kHeadsAtOnce; ++h) acc[h] = hn::MulAdd(v, hn::Set(d, p[r][h0 + h]), acc[h]);
-      }
-      for (int h = 0; h < kHeadsAtOnce; ++h) hn::Store(acc[h], d, o + h * kHeadDim);
     }
 }
 
@@ -135,15 +101,15 @@ HWY_INLINE void Scale(float* x, int n, float factor) {
 template <class T>
 void Page(const float* q, const T* keys, const T* values, int rows, const T* next, AttentionPartial* partial) {
   const FloatTag d;
-  constexpr int kBlock = 16;
+  constexpr int kBlock = kKeyBlock;
   constexpr float kLowest = -std::numeric_limits<float>::infinity();
   alignas(64) float scores[kHeads][kPageRows];
   alignas(64) float p[kPageRows][kHeads];
   const int blocks = (rows + kBlock - 1) / kBlock;
   for (int b = 0; b < blocks; ++b) {
     float(*out)[kPageRows] = reinterpret_cast<float(*)[kPageRows]>(&scores[0][b * kBlock]);
-    ScoreBlock(q, keys + key_index<T>(b * kBlock, 0), out);
-    FetchAhead(next + key_index<T>(b * kBlock, 0), kBlock * kHeadDim);
+    ScoreBlock(q, keys + key_index(b * kBlock, 0), out);
+    FetchAhead(next + key_index(b * kBlock, 0), kBlock * kHeadDim);
   }
   for (int h = 0; h < kHeads; ++h) {
     float* s = scores[h];
@@ -167,10 +133,10 @@ void Page(const float* q, const T* keys, const T* values, int rows, const T* nex
     partial->max[h] = max;
     for (int r = 0; r < rows; ++r) p[r][h] = s[r];
   }
-  constexpr int kWidth = sizeof(T) == 2 ? 32 : 16;
+  constexpr int kWidth = kValueBlock;
   for (int b = 0; b < kHeadDim / kWidth; ++b) {
-    FetchAhead(next + kPageRows * kHeadDim + value_index<T>(0, b * kWidth), kPageRows * kWidth);
-    MixBlock(p, values + value_index<T>(0, b * kWidth), rows, b, partial->out);
+    FetchAhead(next + kPageRows * kHeadDim + value_index(0, b * kWidth), kPageRows * kWidth);
+    MixBlock(p, values + value_index(0, b * kWidth), rows, b, partial->out);
   }
 }
 
@@ -194,26 +160,14 @@ void Merge(const AttentionPartial* from, AttentionPartial* into) {
   }
 }
 
-// The order within `partial`: bf16 keeps, per 32 dims, the even ones before the odd ones.
-template <class T>
 void Finish(const AttentionPartial* partial, float* out) {
   for (int h = 0; h < kHeads; ++h) {
     const float factor = 1 / partial->sum[h];
-    const float* from = partial->out + h * kHeadDim;
-    float* to = out + h * kHeadDim;
-    if constexpr (sizeof(T) == 2) {
-      for (int b = 0; b < kHeadDim; b += 32)
-        for (int i = 0; i < 16; ++i) {
-          to[b + 2 * i] = from[b + i] * factor;
-          to[b + 2 * i + 1] = from[b + 16 + i] * factor;
-        }
-    } else {
-      for (int i = 0; i < kHeadDim; ++i) to[i] = from[i] * factor;
-    }
+    for (int i = h * kHeadDim; i < (h + 1) * kHeadDim; ++i) out[i] = partial->out[i] * factor;
   }
 }
 
-AttentionKernels GetAttentionKernels() { return {Reset, Page<bf16>, Page<float>, Merge, Finish<bf16>, Finish<float>}; }
+AttentionKernels GetAttentionKernels() { return {Reset, Page<half>, Page<float>, Merge, Finish}; }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace calla::cpu

@@ -98,7 +98,7 @@ CpuBackend::~CpuBackend() = default;
 std::string CpuBackend::description() const {
   return "cpu: " + kernels_.name + ", " + std::to_string(threads_.threads()) +
          (threads_.threads() == 1 ? " thread, " : " threads, ") +
-         (options_.full_precision ? "fp32 activations and KV cache" : "16-bit activations, bf16 KV cache");
+         (options_.full_precision ? "fp32 activations and KV cache" : "16-bit activations, fp16 KV cache");
 }
 
 void CpuBackend::export_recurrent(int slot, std::span<std::byte> out) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 
+#include "backend/cpu/half.h"
 #include "base/bf16.h"
 #include "model/shape.h"
 
@@ -23,7 +24,7 @@ namespace calla::cpu {
 // rows: a row's result does not depend on which other rows are in the batch.
 inline constexpr int kPanel = 16;
 
-// Quantised activations: a = d * (128 * hi + lo), 15 bits and a sign, one d per group of 64 (or 32) inputs. A
+// Quantised activations: a = d * (256 * hi + lo), 15 bits and a sign, one d per group of 64 (or 32) inputs. A
 // row is a run of blocks of 128 inputs, 256 bytes each: the hi plane, then the lo plane. Within a plane the
 // bytes are in the order in which the codes come out of the weights:
 //   kSplit    the 64 even inputs, then the 64 odd ones (4-bit codes: low nibbles are even, high nibbles odd)
@@ -130,24 +131,19 @@ struct GdnKernels {
 // --- attention
 // -------------------------------------------------------------------------------------------------------
 
-// Keys of 64 positions of one KV head: [16 positions][...] blocks with the position in the lane; values:
-// blocks of dimensions with the position outside. T is bf16 or float.
-//   bf16   key [4 blocks][128 pairs of dims][16 positions][2]   value [8 blocks][64 positions][32 dims]
-//   float  key [4 blocks][256 dims][16 positions]               value [16 blocks][64 positions][16 dims]
+// A page of one KV head: keys of 64 positions, with the position in the lane, and values, with the dimension in the lane.
+//   keys [4 blocks][256 dims][16 positions]     values [8 blocks][64 positions][32 dims]     (half, or float)
 inline constexpr int kPageRows = 64;
-template <class T>
+inline constexpr int kKeyBlock = 16;
+inline constexpr int kValueBlock = 32;
 constexpr size_t key_index(int row, int dim) {
-  constexpr int pack = sizeof(T) == 2 ? 2 : 1;
-  return ((static_cast<size_t>(row / 16) * (kHeadDim / pack) + dim / pack) * 16 + row % 16) * pack + dim % pack;
+  return (static_cast<size_t>(row / kKeyBlock) * kHeadDim + dim) * kKeyBlock + row % kKeyBlock;
 }
-template <class T>
 constexpr size_t value_index(int row, int dim) {
-  constexpr int width = sizeof(T) == 2 ? 32 : 16;
-  return (static_cast<size_t>(dim / width) * kPageRows + row) * width + dim % width;
+  return (static_cast<size_t>(dim / kValueBlock) * kPageRows + row) * kValueBlock + dim % kValueBlock;
 }
 
-// The 8 query heads of one KV head, for one row: online softmax over pages. `out` holds sum p * v not yet
-// divided, in the order in which the kernel keeps it; finish() divides and orders.
+// The 8 query heads of one KV head, for one row: online softmax over pages. `out` holds sum p * v not yet divided.
 struct AttentionPartial {
   alignas(64) float out[kGqaFactor * kHeadDim];
   float max[kGqaFactor];
@@ -157,15 +153,14 @@ struct AttentionPartial {
 struct AttentionKernels {
   void (*reset)(AttentionPartial* partial);
   // q [8][256], scaled; the first `rows` positions of a page. `next`: the keys (values behind them) to fetch ahead.
-  void (*page_bf16)(const float* q, const bf16* keys, const bf16* values, int rows, const bf16* next,
+  void (*page_half)(const float* q, const half* keys, const half* values, int rows, const half* next,
                     AttentionPartial* partial);
   void (*page_float)(const float* q, const float* keys, const float* values, int rows, const float* next,
                      AttentionPartial* partial);
   // into += from
   void (*merge)(const AttentionPartial* from, AttentionPartial* into);
-  // out [8][256]
-  void (*finish_bf16)(const AttentionPartial* partial, float* out);
-  void (*finish_float)(const AttentionPartial* partial, float* out);
+  // out [8][256] = sum p * v / sum p
+  void (*finish)(const AttentionPartial* partial, float* out);
 };
 
 struct Kernels {

@@ -172,7 +172,7 @@ HWY_INLINE void MultiplyGroup(const PanelArgs& a, const __m512i (&w)[kWords], si
     }
     hi = _mm512_add_epi32(hi, hi2);
     lo = _mm512_add_epi32(lo, lo2);
-    const __m512 sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(hi, 7), lo));
+    const __m512 sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(hi, 8), lo));
     const ActivationScale& s = scales[row * scale_stride];
     __m512 acc = _mm512_load_ps(out);
     acc = _mm512_fmadd_ps(sum, _mm512_mul_ps(scale, _mm512_set1_ps(s.d)), acc);
@@ -251,12 +251,12 @@ HWY_INLINE __m512i DotBytes(__m512i codes, const int8_t* p) {
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibble);
     constexpr int kHalf = kActivationBlock / 2;
     __m512i sum = _mm512_dpbusd_epi32(_mm512_setzero_si512(), even, plane(0));
-    sum = _mm512_slli_epi32(_mm512_dpbusd_epi32(sum, odd, plane(kHalf)), 7);
+    sum = _mm512_slli_epi32(_mm512_dpbusd_epi32(sum, odd, plane(kHalf)), 8);
     sum = _mm512_dpbusd_epi32(sum, even, plane(kActivationBlock));
     return _mm512_dpbusd_epi32(sum, odd, plane(kActivationBlock + kHalf));
   } else {
     const __m512i sum = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, plane(0));
-    return _mm512_dpbusd_epi32(_mm512_slli_epi32(sum, 7), codes, plane(kActivationBlock));
+    return _mm512_dpbusd_epi32(_mm512_slli_epi32(sum, 8), codes, plane(kActivationBlock));
   }
 }
 
@@ -363,7 +363,7 @@ HWY_INLINE int32_t Load4(const int8_t* p) {
 #if HWY_TARGET == HWY_AVX2
 
 // Sum over kWords dwords per lane of codes * plane, 8 lanes. Codes of 4 bits: pairs fit 16 bits, and so do
-// 8 of them (8 * 2 * 15 * 127 < 2^15); codes of 8 bits are widened first.
+// 8 of them (8 * 2 * 15 * 128 < 2^15); codes of 8 bits are widened first.
 template <int kBits, int kWords>
 HWY_INLINE __m256i DotPlane(const uint8_t* w, const int8_t* p) {
   static_assert(kWords <= 8);
@@ -391,7 +391,7 @@ HWY_INLINE hn::VFromD<IntTag> DotGroup(const uint8_t* w, const int8_t* p, int se
   const __m256i hi = _mm256_add_epi32(DotPlane<kBits, kHalf>(w, p), DotPlane<kBits, kHalf>(w2, p + second));
   const __m256i lo = _mm256_add_epi32(DotPlane<kBits, kHalf>(w, p + kActivationBlock),
                                       DotPlane<kBits, kHalf>(w2, p + kActivationBlock + second));
-  return hn::VFromD<IntTag>{_mm256_add_epi32(_mm256_slli_epi32(hi, 7), lo)};
+  return hn::VFromD<IntTag>{_mm256_add_epi32(_mm256_slli_epi32(hi, 8), lo)};
 }
 
 #elif HWY_TARGET == HWY_NEON && defined(__ARM_FEATURE_DOTPROD)
@@ -411,13 +411,13 @@ HWY_INLINE hn::VFromD<IntTag> DotGroup(const uint8_t* w, const int8_t* p, int se
     }
   }
   for (int plane = 0; plane < 2; ++plane) sum[plane] = vaddq_s32(sum[plane], vaddq_s32(half[plane], half[plane]));
-  return hn::VFromD<IntTag>(vaddq_s32(vshlq_n_s32(sum[0], 7), sum[1]));
+  return hn::VFromD<IntTag>(vaddq_s32(vshlq_n_s32(sum[0], 8), sum[1]));
 }
 
 #elif HWY_TARGET == HWY_NEON
 
 // 4 lanes, without sdot: products are added up in 16 bits, and pairs of them in 32. Products of 4-bit codes fit 16 bits
-// for a whole group (16 * 15 * 127 < 2^15); codes of 8 bits are taken as code - 128, and widened after each dword.
+// for a whole group (16 * 15 * 128 < 2^15); codes of 8 bits are taken as code - 128, and widened after each dword.
 template <int kBits, int kWords>
 HWY_INLINE hn::VFromD<IntTag> DotGroup(const uint8_t* w, const int8_t* p, int second) {
   int32x4_t total[2];
@@ -445,7 +445,7 @@ HWY_INLINE hn::VFromD<IntTag> DotGroup(const uint8_t* w, const int8_t* p, int se
     total[plane] = vpaddq_s32(low32, high32);
     if constexpr (kBits == 8) total[plane] = vaddq_s32(total[plane], vshlq_n_s32(vpaddq_s32(x_sum, x_sum), 7));
   }
-  return hn::VFromD<IntTag>(vaddq_s32(vshlq_n_s32(total[0], 7), total[1]));
+  return hn::VFromD<IntTag>(vaddq_s32(vshlq_n_s32(total[0], 8), total[1]));
 }
 
 #else
@@ -458,7 +458,7 @@ HWY_INLINE hn::VFromD<IntTag> DotGroup(const uint8_t* w, const int8_t* p, int se
     const int8_t* x = j < kWords / 2 ? p + 4 * j : p + second + 4 * (j - kWords / 2);
     for (size_t n = 0; n < hn::Lanes(d); ++n)
       for (int b = 0; b < 4; ++b)
-        sum[n] += w[(static_cast<size_t>(j) * kPanel + n) * 4 + b] * (x[b] * 128 + x[kActivationBlock + b]);
+        sum[n] += w[(static_cast<size_t>(j) * kPanel + n) * 4 + b] * (x[b] * 256 + x[kActivationBlock + b]);
   }
   return hn::Load(d, sum);
 }

@@ -1,10 +1,10 @@
 // affine_panel: out[m][16] = W[16, K] x[m, K] for one panel of 16 weight rows, one row per lane.
 //   weights  4- or 8-bit codes as they lie in the file, bf16 scale and bias per group: w = scale * q + bias
-//   rows     quantised to 15 bits in two int8 planes (kernels.h), any number of them, one at a time
+//   rows     quantised to 16 bits in two int8 planes (kernels.h), any number of them, one at a time
 //   How      64 bytes of each of the 16 rows are transposed to 16 vectors of one dword per row; the codes of
 //   a group
 //            then sit in 16 registers while all rows of activations pass (their dwords broadcast). The
-//            integer sum of a group is exact; per group one fma adds (hi * 128 + lo) * (scale * d), one adds
+//            integer sum of a group is exact; per group one fma adds (hi * 256 + lo) * (scale * d), one adds
 //            bias * sum.
 //   Moves    16 * K / 2 (or K) bytes of codes, 64 bytes per group of scales and biases; reads next_* ahead.
 //   Numerics the order of the float additions is the same for every target and every m.

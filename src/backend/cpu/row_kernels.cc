@@ -37,7 +37,7 @@ ActivationScale QuantizeGroup(const float* x, int n, int16_t* out) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
   const hn::Rebind<int16_t, FloatTag> d16;
-  constexpr float kLargest = 127 * 128;
+  constexpr float kLargest = 127 * 256 + 127;
   auto largest = hn::Zero(d), poison = hn::Zero(d);
   for (int i = 0; i < n; i += static_cast<int>(hn::Lanes(d))) {
     const auto v = hn::LoadU(d, x + i);
@@ -63,9 +63,9 @@ HWY_INLINE void StorePlanes(const int16_t* values, ByteOrder order, int8_t* plan
   for (int part = 0; part < stride; ++part)
     for (int i = 0; i < half; ++i) {
       const int v = values[i * stride + part];
-      const int hi = (v + 64) >> 7;
+      const int hi = (v + 128) >> 8;
       planes[part * half + i] = static_cast<int8_t>(hi);
-      planes[kActivationBlock + part * half + i] = static_cast<int8_t>(v - hi * 128);
+      planes[kActivationBlock + part * half + i] = static_cast<int8_t>(v - hi * 256);
     }
 }
 

@@ -19,14 +19,14 @@ void rotate(float* x, const float* table, int rotary_dim) {
   }
 }
 
-void store(float x, bf16& out) { out = to_bf16(x); }
+void store(float x, half& out) { out = to_half(x); }
 void store(float x, float& out) { out = x; }
 
 template <class T>
 void store_row(const float* k, const float* v, int row, T* keys, T* values) {
   for (int i = 0; i < kHeadDim; ++i) {
-    store(k[i], keys[key_index<T>(row, i)]);
-    store(v[i], values[value_index<T>(row, i)]);
+    store(k[i], keys[key_index(row, i)]);
+    store(v[i], values[value_index(row, i)]);
   }
 }
 
@@ -63,8 +63,8 @@ void CpuBackend::prepare_attention(int layer) {
         store_row(k, v, position % kPageRows, pool_.keys<float>(layer, page, head),
                   pool_.values<float>(layer, page, head));
       else
-        store_row(k, v, position % kPageRows, pool_.keys<bf16>(layer, page, head),
-                  pool_.values<bf16>(layer, page, head));
+        store_row(k, v, position % kPageRows, pool_.keys<half>(layer, page, head),
+                  pool_.values<half>(layer, page, head));
     }
   };
   threads_.parallel_for(static_cast<size_t>(rows_), 8, [&](size_t begin, size_t end, int) {
@@ -89,15 +89,12 @@ void CpuBackend::attend_page(int layer, const SequenceRows& sequence, int kv_hea
   if (options_.full_precision)
     attend(kernels_.attention.page_float, float{});
   else
-    attend(kernels_.attention.page_bf16, bf16{});
+    attend(kernels_.attention.page_half, half{});
 }
 
 void CpuBackend::finish_attention(const AttentionPartial& partial, int batch_row, int kv_head) {
   float* out = row(Slot::kMixed, batch_row) + kv_head * kGroupFloats;
-  if (options_.full_precision)
-    kernels_.attention.finish_float(&partial, out);
-  else
-    kernels_.attention.finish_bf16(&partial, out);
+  kernels_.attention.finish(&partial, out);
   for (int h = 0; h < kGqaFactor; ++h) {
     const int head = kv_head * kGqaFactor + h;
     const float* gate = row(Slot::kAttnQGate, batch_row) + head * 2 * kHeadDim + kHeadDim;

@@ -10,7 +10,7 @@ namespace calla::cpu {
 static_assert(kPageRows == kKvPageRows);
 
 StatePool::StatePool(const ModelShape& shape, bool full_precision)
-    : shape_(shape), element_bytes_(full_precision ? sizeof(float) : sizeof(bf16)) {
+    : shape_(shape), element_bytes_(full_precision ? sizeof(float) : sizeof(half)) {
   for (int layer = 0, gdn = 0, attention = 0; layer < shape.layers(); ++layer)
     index_in_kind_.push_back(shape.layer_kinds[layer] == LayerKind::kAttention ? attention++ : gdn++);
   counts_offset_ = shape.gdn_layers() * (gdn_floats() + tail_floats()) * sizeof(float);
@@ -28,7 +28,7 @@ void StatePool::allocate(const StateMemoryPlan& plan) {
 }
 
 std::string StatePool::layout() const {
-  return "cpu-1 gdn[block8][key128][column16]f32 kv[16]" + std::string(element_bytes_ == 4 ? "f32" : "bf16");
+  return "cpu-2 gdn[block8][key128][column16]f32 kv[16]" + std::string(element_bytes_ == 4 ? "f32" : "f16");
 }
 
 std::span<std::byte> StatePool::slot(int slot) const {
@@ -97,9 +97,9 @@ void StatePool::write_gdn(int layer, int slot, std::span<const float> state, std
 
 namespace {
 
-void store(float x, bf16& out) { out = to_bf16(x); }
+void store(float x, half& out) { out = to_half(x); }
 void store(float x, float& out) { out = x; }
-float load(bf16 x) { return to_float(x); }
+float load(half x) { return to_float(x); }
 float load(float x) { return x; }
 
 }  // namespace
@@ -112,8 +112,8 @@ void StatePool::convert_kv(int layer, std::span<const int32_t> pages, int rows, 
       T* keys = this->keys<T>(layer, pages[row / kPageRows], head);
       T* values = this->values<T>(layer, pages[row / kPageRows], head);
       for (int i = 0; i < kHeadDim; ++i) {
-        T& key = keys[key_index<T>(row % kPageRows, i)];
-        T& value = values[value_index<T>(row % kPageRows, i)];
+        T& key = keys[key_index(row % kPageRows, i)];
+        T& value = values[value_index(row % kPageRows, i)];
         if (write) {
           store(k[at + i], key);
           store(v[at + i], value);
@@ -130,7 +130,7 @@ void StatePool::read_kv(int layer, std::span<const int32_t> pages, int rows, std
   if (element_bytes_ == sizeof(float))
     convert_kv<float>(layer, pages, rows, k.data(), v.data(), false);
   else
-    convert_kv<bf16>(layer, pages, rows, k.data(), v.data(), false);
+    convert_kv<half>(layer, pages, rows, k.data(), v.data(), false);
 }
 
 void StatePool::write_kv(int layer, std::span<const int32_t> pages, int rows, std::span<const float> k,
@@ -139,7 +139,7 @@ void StatePool::write_kv(int layer, std::span<const int32_t> pages, int rows, st
   if (element_bytes_ == sizeof(float))
     convert_kv<float>(layer, pages, rows, keys.data(), values.data(), true);
   else
-    convert_kv<bf16>(layer, pages, rows, keys.data(), values.data(), true);
+    convert_kv<half>(layer, pages, rows, keys.data(), values.data(), true);
 }
 
 }  // namespace calla::cpu

@@ -4,7 +4,7 @@
 //   slot   [GDN layer]{ state [value head][kGdnStateFloats] (order: gdn_state_index), tail [3][conv width] }
 //   fp32,
 //          counts [vocab], last token
-//   page   [attention layer][KV head]{ keys, values } of 64 positions (order: key_index, value_index), bf16
+//   page   [attention layer][KV head]{ keys, values } of 64 positions (order: key_index, value_index), half
 //   or fp32
 #include <span>
 #include <string>
@@ -39,7 +39,7 @@ class StatePool {
   void set_counts(int slot, std::span<const TokenId> prompt, std::span<const TokenId> generated);
   void count_token(int slot, TokenId token);
 
-  // Keys of one KV head in a page; the values follow them. T: bf16, or float in full precision.
+  // Keys of one KV head in a page; the values follow them. T: half, or float in full precision.
   template <class T>
   T* keys(int layer, int page_index, int head) const {
     check(sizeof(T) == element_bytes_, "KV cache element");
