@@ -19,10 +19,9 @@ struct HeadSlice {
 // One load of 16 bytes: the simdgroup reads the row's 512 bytes at once. A bf16 is the upper half of a float.
 inline HeadSlice load_head(const device bfloat* p, ushort lane) {
   const uint4 words = *((const device uint4*)p + lane);
-  const uint4 even = words << 16u;
-  const uint4 odd = words & 0xffff0000u;
-  return {float4(as_type<float>(even.x), as_type<float>(odd.x), as_type<float>(even.y), as_type<float>(odd.y)),
-          float4(as_type<float>(even.z), as_type<float>(odd.z), as_type<float>(even.w), as_type<float>(odd.w))};
+  const float4 even = as_type<float4>(words << 16u);
+  const float4 odd = as_type<float4>(words & 0xffff0000u);
+  return {float4(even.x, odd.x, even.y, odd.y), float4(even.z, odd.z, even.w, odd.w)};
 }
 
 inline void store_head(device bfloat* p, ushort lane, HeadSlice h) {
