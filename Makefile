@@ -54,7 +54,7 @@ tsan: setup-check
 	$(call CMAKE_BUILD,tsan) --target $(TSAN_TARGETS)
 	ctest --preset tsan --parallel $(JOBS) --tests-regex "$(TSAN_TESTS)" --exclude-regex "$(SLOW_UNDER_SANITIZERS)"
 
-SLOW_UNDER_SANITIZERS = Golden|ActivationSum|LongText|tokenizer_reference
+SLOW_UNDER_SANITIZERS = Golden|ActivationSum|LongText|tokenizer_reference|server_suite
 TSAN_TARGETS = scheduler_test
 TSAN_TESTS = SchedulerTest.*/cpu
 
