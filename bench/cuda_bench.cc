@@ -16,7 +16,7 @@
 
 #include "backend/create.h"
 #include "backend/cuda/cuda_backend.h"
-#include "backend/cuda/synthetic.h"
+#include "backend/weights_outline.h"
 #include "model/forward.h"
 #include "model/load_model.h"
 #include "selftest/conformance.h"
@@ -122,7 +122,7 @@ int check_golden(const Arguments& arguments) {
 class Bench {
  public:
   Bench(const Arguments& arguments, int max_rows, int sequences, int context, bool replay = true)
-      : shape_(real_shape(40)), weights_(synthetic_weights(shape_)) {
+      : shape_(real_shape(40)), weights_(outline_weights(shape_, 17)) {
     BackendOptions options;
     options.max_rows = max_rows;
     options.max_heads = sequences;

@@ -9,17 +9,21 @@
 namespace calla {
 
 struct BackendInfo {
-  std::string name;        // "cpu"
-  std::string what;        // one line for --help
-  bool available = false;  // built in, and the device is there
-  std::string reason;      // why not, and what to do
+  std::string name;             // "cpu"
+  std::string what;             // one line for --help
+  bool available = false;       // built in, and the device is there
+  std::string reason;           // why not, and what to do
+  bool fills_outlines = false;  // takes weights without memory (weights_outline.h) and makes random ones on the device
 };
 
 // All backends that Calla knows, in order of preference for `auto`.
 std::vector<BackendInfo> list_backends();
 
-// `name` is one of list_backends(), or "auto": the first available one. Never falls back silently: an unavailable name
-// throws UsageError or DeviceError with the reason. `weights` and the checkpoint behind it must outlive the backend.
+// The backend that `name` means here: one of list_backends(), or "auto" for the first available one. Never falls back
+// silently: an unknown or unavailable name throws UsageError with the reason.
+BackendInfo choose_backend(const std::string& name);
+
+// Makes the backend that choose_backend(name) finds. Throws as that does, or DeviceError. `weights` and the checkpoint behind it must outlive the backend.
 std::unique_ptr<Backend> create_backend(const std::string& name, const ModelShape& shape, const ModelWeights& weights,
                                         const BackendOptions& options);
 

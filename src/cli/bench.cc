@@ -4,24 +4,25 @@
 #include <cstdio>
 #include <fstream>
 #include <iostream>
+#include <optional>
 #include <random>
 
-#include "backend/create.h"
 #include "base/error.h"
-#include "base/thread_pool.h"
 #include "cli/bench_report.h"
+#include "cli/bench_subject.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/terminal.h"
 #include "model/cost.h"
-#include "model/load_model.h"
-#include "selftest/bandwidth.h"
 #include "selftest/evaluator.h"
 
 namespace calla {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr int kWarmUpPrompt = 64;
+constexpr int kWarmUpSteps = 4;
 
 struct BenchOptions {
   ModelOptions model;
@@ -30,11 +31,19 @@ struct BenchOptions {
   int repetitions = 3;
   int decode_tokens = 32;
   int chunk = 512;
+  std::string synthetic;
+  int layers = 0;
+  bool profile = false;
   bool json = false;
   std::string json_file, svg_file;
 };
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
 
 BenchPoint summarise(int tokens, std::vector<double> rates) {
   std::sort(rates.begin(), rates.end());
@@ -53,91 +62,128 @@ void write_file(const std::string& path, const std::string& text) {
   if (!file) throw Error(path + " cannot be written");
 }
 
-int bench(const BenchOptions& options) {
-  const auto begin = Clock::now();
-  const std::filesystem::path directory = find_model(options.model.model);
-  const LoadedModel model = load_model(directory);
-  const ModelShape& shape = model.config.shape;
-  BackendOptions backend_options;
-  backend_options.threads = options.model.threads;
-  backend_options.full_precision = options.model.full_precision;
-  backend_options.ablate = options.model.ablate;
-  backend_options.max_rows = options.chunk;
-  backend_options.max_heads = 1;
-  const auto backend = create_backend(options.model.backend, shape, model.weights, backend_options);
-  const int longest =
-      std::max(*std::max_element(options.prompts.begin(), options.prompts.end()),
-               *std::max_element(options.contexts.begin(), options.contexts.end()) + options.decode_tokens + 2);
-  if (longest > shape.max_context)
-    throw UsageError("the model's context holds " + std::to_string(shape.max_context) + " tokens; a length of " +
-                     std::to_string(longest) + " does not fit");
-  Evaluator evaluator(*backend, shape, longest, options.chunk, 1);
-  BenchReport report;
-  report.load_seconds = seconds_since(begin);
-  report.model = directory.filename().string();
-  report.backend = backend->description();
-  report.repetitions = options.repetitions;
-  report.bytes_per_token = static_cast<double>(decode_bytes(shape, model.weights, 0).total());
+// Lengths of a benchmark on one backend, measured in rounds.
+class Bench {
+ public:
+  Bench(const BenchOptions& options, const BenchSubject& subject)
+      : options_(options), subject_(subject), progress_("measuring", "", !options.model.quiet) {
+    const auto begin = Clock::now();
+    BackendOptions run = backend_options(options.model);
+    run.max_rows = options.chunk;
+    run.max_heads = 1;
+    backend_ = subject.make_backend(run);
+    const int longest =
+        std::max(*std::max_element(options.prompts.begin(), options.prompts.end()),
+                 *std::max_element(options.contexts.begin(), options.contexts.end()) + options.decode_tokens + 3);
+    const ModelShape& shape = subject.shape();
+    if (longest > shape.max_context)
+      throw UsageError("the model's context holds " + std::to_string(shape.max_context) + " tokens; a length of " +
+                       std::to_string(longest) + " does not fit");
+    evaluator_.emplace(*backend_, shape, std::max(longest, kWarmUpPrompt + kWarmUpSteps), options.chunk, 1);
+    std::mt19937 random(1);
+    tokens_.resize(static_cast<size_t>(longest));
+    for (TokenId& token : tokens_) token = static_cast<TokenId>(random() % static_cast<unsigned>(shape.vocab));
+    report_.load_seconds = seconds_since(begin);
+  }
 
-  std::mt19937 random(1);
-  std::vector<TokenId> tokens(static_cast<size_t>(longest));
-  for (TokenId& token : tokens) token = static_cast<TokenId>(random() % static_cast<unsigned>(shape.vocab));
-  const auto take = [&](int n) { return std::span<const TokenId>(tokens).first(static_cast<size_t>(n)); };
-  ProgressLine progress("measuring", "", !options.model.quiet);
-  const double work = options.repetitions * static_cast<double>(options.prompts.size() + options.contexts.size());
-  double done = 0;
+  BenchReport run() {
+    report_.model = subject_.name();
+    report_.backend = backend_->description();
+    report_.repetitions = options_.repetitions;
+    report_.bytes_per_token = bytes_at(0);
+    // Warm-up: pages in, caches and clocks up, and recorded steps recorded.
+    evaluator_->pick(take(std::min(static_cast<int>(tokens_.size()), kWarmUpPrompt)));
+    evaluator_->decode(kWarmUpSteps);
 
-  // Warm-up: pages in, caches and clocks up.
-  evaluator.pick(take(std::min(longest, 64)));
-  for (int i = 0; i < 4; ++i) evaluator.step();
-
-  const bool probe = backend->name() == "cpu";
-  std::vector<double> bandwidths;
-  std::vector<std::vector<double>> prefill(options.prompts.size()), decode(options.contexts.size());
-  std::vector<std::vector<double>> bandwidth_at(options.contexts.size());
-  for (int round = 0; round < options.repetitions; ++round) {
-    // Every other round runs backwards, so that drift does not favour one length.
-    const auto order = [&](size_t i, size_t n) { return round % 2 ? n - 1 - i : i; };
-    for (size_t k = 0; k < options.prompts.size(); ++k) {
-      const size_t i = order(k, options.prompts.size());
-      evaluator.reset();
-      const auto start = Clock::now();
-      evaluator.pick(take(options.prompts[i]));
-      prefill[i].push_back(options.prompts[i] / seconds_since(start));
-      progress.update(++done, work);
-    }
-    for (size_t k = 0; k < options.contexts.size(); ++k) {
-      const size_t i = order(k, options.contexts.size());
-      evaluator.reset();
-      evaluator.pick(take(options.contexts[i] + 1));
-      evaluator.step();
-      if (probe) {
-        // Threads of its own: the backend's sleep meanwhile.
-        ThreadPool pool(options.model.threads);
-        bandwidth_at[i].push_back(probe_read_bandwidth(pool));
-        bandwidths.push_back(bandwidth_at[i].back());
+    std::vector<std::vector<double>> prefill(options_.prompts.size()), decode(options_.contexts.size()),
+        bandwidth(options_.contexts.size());
+    const double work = options_.repetitions * static_cast<double>(prefill.size() + decode.size());
+    double done = 0;
+    for (int round = 0; round < options_.repetitions; ++round) {
+      // Every other round runs backwards, so that drift does not favour one length.
+      const auto order = [&](size_t i, size_t n) { return round % 2 ? n - 1 - i : i; };
+      for (size_t k = 0; k < prefill.size(); ++k) {
+        const size_t i = order(k, prefill.size());
+        prefill[i].push_back(prefill_rate(options_.prompts[i]));
+        progress_.update(++done, work);
       }
-      const auto start = Clock::now();
-      for (int t = 0; t < options.decode_tokens; ++t) evaluator.step();
-      decode[i].push_back(options.decode_tokens / seconds_since(start));
-      progress.update(++done, work);
+      for (size_t k = 0; k < decode.size(); ++k) {
+        const size_t i = order(k, decode.size());
+        start_at(options_.contexts[i]);
+        bandwidth[i].push_back(backend_->probe_read_bandwidth());
+        decode[i].push_back(decode_rate());
+        progress_.update(++done, work);
+      }
+    }
+    std::vector<double> all;
+    for (size_t i = 0; i < prefill.size(); ++i) report_.prefill.push_back(summarise(options_.prompts[i], prefill[i]));
+    for (size_t i = 0; i < decode.size(); ++i) {
+      BenchPoint point = summarise(options_.contexts[i], decode[i]);
+      point.limit = median(bandwidth[i]) / bytes_at(options_.contexts[i]);
+      report_.decode.push_back(point);
+      all.insert(all.end(), bandwidth[i].begin(), bandwidth[i].end());
+    }
+    report_.read_bandwidth = median(all);
+    if (options_.profile) profile();
+    progress_.clear();
+    return report_;
+  }
+
+ private:
+  std::span<const TokenId> take(int n) const { return std::span(tokens_).first(static_cast<size_t>(n)); }
+  double bytes_at(int context) const {
+    return static_cast<double>(decode_bytes(subject_.shape(), subject_.weights(), context).total());
+  }
+
+  double prefill_rate(int tokens) {
+    evaluator_->reset();
+    const auto start = Clock::now();
+    evaluator_->pick(take(tokens));
+    return tokens / seconds_since(start);
+  }
+
+  // A sequence of `context` tokens and one more, with a step behind it.
+  void start_at(int context) {
+    evaluator_->reset();
+    evaluator_->pick(take(context + 1));
+    evaluator_->decode(1);
+  }
+
+  double decode_rate() {
+    const auto start = Clock::now();
+    evaluator_->decode(options_.decode_tokens);
+    return options_.decode_tokens / seconds_since(start);
+  }
+
+  // One token at the longest context, and one chunk of a prompt.
+  void profile() {
+    const int context = *std::max_element(options_.contexts.begin(), options_.contexts.end());
+    const int rows = std::min(*std::max_element(options_.prompts.begin(), options_.prompts.end()), options_.chunk);
+    start_at(context);
+    report_.profiles.push_back({"decode, a token at context " + std::to_string(context), true,
+                                backend_->profile([&] { evaluator_->step(); })});
+    evaluator_->reset();
+    report_.profiles.push_back({"prefill, a chunk of " + std::to_string(rows) + " tokens", false,
+                                backend_->profile([&] { evaluator_->pick(take(rows)); })});
+    if (report_.profiles.front().kernels.empty()) {
+      report_.profiles.clear();
+      progress_.clear();
+      std::fprintf(stderr, "--profile: the %s backend cannot tell where its time goes\n", backend_->name().c_str());
     }
   }
-  progress.clear();
-  for (size_t i = 0; i < prefill.size(); ++i) report.prefill.push_back(summarise(options.prompts[i], prefill[i]));
-  for (size_t i = 0; i < decode.size(); ++i) {
-    BenchPoint point = summarise(options.contexts[i], decode[i]);
-    if (probe) {
-      std::sort(bandwidth_at[i].begin(), bandwidth_at[i].end());
-      const double bytes = static_cast<double>(decode_bytes(shape, model.weights, options.contexts[i]).total());
-      point.limit = bandwidth_at[i][bandwidth_at[i].size() / 2] / bytes;
-    }
-    report.decode.push_back(point);
-  }
-  if (probe) {
-    std::sort(bandwidths.begin(), bandwidths.end());
-    report.read_bandwidth = bandwidths[bandwidths.size() / 2];
-  }
+
+  const BenchOptions& options_;
+  const BenchSubject& subject_;
+  ProgressLine progress_;
+  std::unique_ptr<Backend> backend_;
+  std::optional<Evaluator> evaluator_;
+  std::vector<TokenId> tokens_;
+  BenchReport report_;
+};
+
+int bench(const BenchOptions& options) {
+  const BenchSubject subject(options.model, options.synthetic, options.layers);
+  const BenchReport report = Bench(options, subject).run();
   if (!options.json_file.empty()) write_file(options.json_file, bench_json(report));
   if (!options.svg_file.empty()) write_file(options.svg_file, bench_svg(report));
   std::cout << (options.json ? bench_json(report) : bench_table(report));
@@ -149,6 +195,8 @@ int bench(const BenchOptions& options) {
 void add_bench_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("bench", "Measure prefill and decode speed over lengths");
   auto options = std::make_shared<BenchOptions>();
+  std::string shapes;
+  for (const std::string& name : shape_names()) shapes += (shapes.empty() ? "" : ", ") + name;
   const auto lengths = [&](const char* name, std::vector<int>& list, const char* help, int least) {
     command->add_option(name, list, help)->delimiter(',')->check(CLI::Range(least, 1 << 20))->capture_default_str();
   };
@@ -163,6 +211,14 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_option("--chunk", options->chunk, "Rows of a prefill step")
       ->check(CLI::Range(1, 8192))
       ->capture_default_str();
+  command
+      ->add_option("--synthetic", options->synthetic,
+                   "Random weights of this shape instead of a model: " + shapes + "; made in seconds")
+      ->type_name("SHAPE");
+  command->add_option("--layers", options->layers, "With --synthetic: this many layers (default: all)")
+      ->check(CLI::Range(1, 1000));
+  command->add_flag("--profile", options->profile,
+                    "Also show where the time goes: kernel by kernel (cuda) or stage by stage (cpu)");
   command->add_flag("--json", options->json, "Print JSON instead of the table");
   command->add_option("--json-file", options->json_file, "Also write the JSON here")->type_name("FILE");
   command->add_option("--svg", options->svg_file, "Also plot to this SVG file")->type_name("FILE");

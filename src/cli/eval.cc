@@ -33,13 +33,10 @@ constexpr int kHeadsAtOnce = 64;
 std::unique_ptr<Backend> make_backend(const EvalOptions& options, const LoadedModel& model) {
   for (const std::string& warning : model.warnings)
     if (!options.model.quiet) std::fprintf(stderr, "warning: %s\n", warning.c_str());
-  BackendOptions backend_options;
-  backend_options.threads = options.model.threads;
-  backend_options.full_precision = options.model.full_precision;
-  backend_options.ablate = options.model.ablate;
-  backend_options.max_rows = options.chunk;
-  backend_options.max_heads = kHeadsAtOnce;
-  return create_backend(options.model.backend, model.config.shape, model.weights, backend_options);
+  BackendOptions run = backend_options(options.model);
+  run.max_rows = options.chunk;
+  run.max_heads = kHeadsAtOnce;
+  return create_backend(options.model.backend, model.config.shape, model.weights, run);
 }
 
 // Mean negative log-likelihood of a text, in windows that each start from an empty state; the first token of a window
@@ -66,11 +63,7 @@ int evaluate_text(const EvalOptions& options) {
     evaluator.run(part, [&](int index, std::span<const float> logits) {
       const auto next = static_cast<size_t>(index) + 1;
       if (next >= part.size()) return;
-      float max = -INFINITY;
-      for (float logit : logits) max = std::max(max, logit);
-      double sum = 0;
-      for (float logit : logits) sum += std::exp(static_cast<double>(logit) - max);
-      nll -= logits[static_cast<size_t>(part[next])] - max - std::log(sum);
+      nll -= log_probability(logits, part[next]);
       ++scored;
     });
     progress.update(static_cast<double>(begin + part.size()), static_cast<double>(tokens.size()));

@@ -6,6 +6,7 @@
 
 #include "backend/create.h"
 #include "base/error.h"
+#include "cli/terminal.h"
 #include "model/sampling_defaults.h"
 #include "pull/model_store.h"
 #include "pull/pull_error.h"
@@ -41,13 +42,24 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
   command.add_flag("-q,--quiet", options.quiet, "Print results only");
 }
 
+BackendOptions backend_options(const ModelOptions& options) {
+  BackendOptions backend;
+  backend.threads = options.threads;
+  backend.full_precision = options.full_precision;
+  backend.ablate = options.ablate;
+  if (!options.quiet)
+    backend.on_upload = [progress = std::make_shared<ProgressLine>("uploading weights", "", true)](double done,
+                                                                                                   double total) {
+      done < total ? progress->update(done, total) : progress->clear();
+    };
+  return backend;
+}
+
 EngineOptions engine_options(const ModelOptions& options, const SchedulerOptions& scheduler) {
   EngineOptions engine;
   engine.model = find_model(options.model);
   engine.backend = options.backend;
-  engine.threads = options.threads;
-  engine.full_precision = options.full_precision;
-  engine.ablate = options.ablate;
+  engine.backend_options = backend_options(options);
   engine.scheduler = scheduler;
   engine.scheduler.context = options.context;
   if (!options.quiet)

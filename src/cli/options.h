@@ -31,6 +31,9 @@ struct ModelOptions {
 
 void add_model_options(CLI::App& command, ModelOptions& options);
 
+// The part of the options that backends know.
+BackendOptions backend_options(const ModelOptions& options);
+
 // What load_engine() needs; warnings go to stderr unless quiet.
 EngineOptions engine_options(const ModelOptions& options, const SchedulerOptions& scheduler);
 

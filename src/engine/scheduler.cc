@@ -30,12 +30,10 @@ double seconds_between(std::chrono::steady_clock::time_point a, std::chrono::ste
 
 // The natural-log probabilities asked for, from raw logits.
 void fill_logprobs(std::span<const float> logits, TokenId picked, int top, TokenEvent& event) {
-  const float max = *std::max_element(logits.begin(), logits.end());
-  double sum = 0;
-  for (float logit : logits) sum += std::exp(static_cast<double>(logit) - max);
-  const double log_sum = std::log(sum) + max;
+  const double of_picked = log_probability(logits, picked);
+  const double log_sum = logits[static_cast<size_t>(picked)] - of_picked;
   const auto logprob = [&](TokenId token) { return static_cast<float>(logits[static_cast<size_t>(token)] - log_sum); };
-  event.logprob = logprob(picked);
+  event.logprob = static_cast<float>(of_picked);
   if (top <= 0) return;
   std::vector<TokenId> ids(logits.size());
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<TokenId>(i);

@@ -53,10 +53,7 @@ std::unique_ptr<LoadedEngine> load_engine(const EngineOptions& options) {
   SchedulerOptions scheduler_options = options.scheduler;
   scheduler_options.warn = options.warn;
   if (!scheduler_options.cache_dir.empty()) scheduler_options.model_id = fingerprint(engine->model.checkpoint);
-  BackendOptions backend_options;
-  backend_options.threads = options.threads;
-  backend_options.full_precision = options.full_precision;
-  backend_options.ablate = options.ablate;
+  BackendOptions backend_options = options.backend_options;
   backend_options.max_rows = std::max(scheduler_options.prefill_chunk, scheduler_options.max_sequences);
   backend_options.max_heads = scheduler_options.max_sequences;
   const ModelShape& shape = engine->model.config.shape;

@@ -17,9 +17,7 @@ namespace calla {
 struct EngineOptions {
   std::filesystem::path model;  // a checkpoint directory
   std::string backend = "auto";
-  int threads = 0;              // of the cpu backend; 0: all cores
-  bool full_precision = false;  // see BackendOptions
-  std::vector<std::string> ablate;
+  BackendOptions backend_options;                // max_rows and max_heads are filled in
   SchedulerOptions scheduler;                    // model_id and warn are filled in
   std::function<void(const std::string&)> warn;  // a line for the user; from any thread; may be empty
 };

@@ -65,17 +65,31 @@ TokenId Evaluator::pick(std::span<const TokenId> tokens) {
   return backend_.picked(step)[0];
 }
 
-TokenId Evaluator::step(std::vector<float>* logits) {
+StepId Evaluator::submit_next(bool want_logits) {
   HeadRow head;
   head.pick = true;
   const TokenId token = kLastPicked;
-  const StepId step = submit(std::span(&token, 1), std::span(&head, 1), logits != nullptr);
+  return submit(std::span(&token, 1), std::span(&head, 1), want_logits);
+}
+
+TokenId Evaluator::step(std::vector<float>* logits) {
+  const StepId step = submit_next(logits != nullptr);
   backend_.wait(step);
   if (logits) {
     const std::span<const float> values = backend_.logits(step, 0);
     logits->assign(values.begin(), values.end());
   }
   return backend_.picked(step)[0];
+}
+
+void Evaluator::decode(int tokens) {
+  StepId previous = 0;
+  for (int i = 0; i < tokens; ++i) {
+    const StepId step = submit_next(false);
+    if (previous != 0) backend_.wait(previous);
+    previous = step;
+  }
+  if (previous != 0) backend_.wait(previous);
 }
 
 }  // namespace calla

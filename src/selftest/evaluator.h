@@ -30,9 +30,12 @@ class Evaluator {
   TokenId pick(std::span<const TokenId> tokens);
   // Appends the token picked last and picks the next; `logits`, if not null, receives the logits [vocab].
   TokenId step(std::vector<float>* logits = nullptr);
+  // The same `tokens` times over, submitting a step before the one in front is read where the backend can.
+  void decode(int tokens);
 
  private:
   StepId submit(std::span<const TokenId> tokens, std::span<const HeadRow> heads, bool want_logits);
+  StepId submit_next(bool want_logits);
 
   Backend& backend_;
   const ModelShape& shape_;

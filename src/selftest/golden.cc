@@ -69,13 +69,6 @@ TokenId argmax(std::span<const float> logits) {
   return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
-double logprob(std::span<const float> logits, TokenId token) {
-  const float max = *std::max_element(logits.begin(), logits.end());
-  double sum = 0;
-  for (float logit : logits) sum += std::exp(static_cast<double>(logit) - max);
-  return logits[static_cast<size_t>(token)] - max - std::log(sum);
-}
-
 // Errors over many values. `relative` compares with the spread of the golden values.
 class Errors {
  public:
@@ -149,14 +142,14 @@ class Runner {
         for (size_t v = 0; v < vocab; ++v) logit_errors.add(logits[v], expected[v]);
         if (best.empty()) agree += argmax(logits) == argmax(expected), ++judged;
         if (i + 1 < tokens.size()) {
-          forced_nll -= logprob(logits, tokens[i + 1]);
-          forced_golden_nll -= logprob(expected, tokens[i + 1]);
+          forced_nll -= log_probability(logits, tokens[i + 1]);
+          forced_golden_nll -= log_probability(expected, tokens[i + 1]);
         }
         ++logits_result.positions;
       }
       if (!best.empty()) agree += argmax(logits) == best[i], ++judged;
       if (i < next.size()) {
-        const double value = logprob(logits, tokens[i + 1]);
+        const double value = log_probability(logits, tokens[i + 1]);
         next_errors.add(value, next[i]);
         nll -= value;
         golden_nll -= next[i];
@@ -199,7 +192,7 @@ class Runner {
       evaluator_.reset();
       evaluator_.run(window, [&](int index, std::span<const float> logits) {
         if (static_cast<size_t>(index) + 1 >= window.size()) return;
-        const double value = logprob(logits, window[static_cast<size_t>(index) + 1]);
+        const double value = log_probability(logits, window[static_cast<size_t>(index) + 1]);
         errors.add(value, golden[scored]);
         nll -= value;
         golden_nll -= golden[scored++];

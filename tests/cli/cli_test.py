@@ -196,6 +196,18 @@ class Tools(unittest.TestCase):
             with open(report, encoding="utf-8") as file:
                 self.assertEqual([p["prompt_tokens"] for p in json.load(file)["prefill"]], [16, 64])
 
+    def test_bench_of_random_weights_with_a_profile(self):
+        # A prompt as long as the warm-up and no context behind it: the warm-up's own steps must have room.
+        result = calla("bench", "--synthetic", "calla-tiny", "--layers", "4", "--prompts", "64", "--contexts", "0",
+                       "-r", "1", "--decode-tokens", "2", "--profile", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        report = json.loads(result.stdout)
+        self.assertIn("random weights, 4 layers", report["model"])
+        decode = report["profiles"][0]["parts"]
+        self.assertEqual({p["name"]: p["times"] for p in decode}["mix_gdn"], 3)
+        self.assertGreater(sum(p["seconds"] for p in decode), 0)
+        self.assertEqual(calla("bench", "--synthetic", "no-such-shape").returncode, 2)
+
 
 if __name__ == "__main__":
     unittest.main(argv=sys.argv[:1], verbosity=2)
