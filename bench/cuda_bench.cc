@@ -109,7 +109,7 @@ int check_golden(const Arguments& arguments) {
        run_golden(*backend, model.config.shape, arguments.path + "/golden.safetensors", golden)) {
     bad += !r.ok;
     std::printf("golden %-10s %-12s %s relative %.2e, max %.2e, top-1 %.4f, perplexity %+.5f %s\n", r.name.c_str(),
-                r.kind.c_str(), r.ok ? "ok   " : "WRONG", r.relative, r.max_error, r.top1, r.perplexity,
+                r.kind.c_str(), r.ok ? "ok   " : "WRONG", r.relative, r.max_error, r.top1.value_or(1), r.perplexity,
                 r.note.c_str());
   }
   std::printf("golden %s: %d wrong\n", arguments.path.c_str(), bad);

@@ -1,6 +1,7 @@
 #pragma once
 // ThreadPool: a fixed set of threads that run one parallel loop at a time, made for thousands of short loops
-// a second (a decode step has several per layer): workers spin for a moment before they sleep.
+// a second (a decode step has several per layer): workers spin for a moment before they sleep, and a loop whose work is
+// done does not wait for a worker that has not come yet (other programs may have its core).
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
@@ -37,10 +38,13 @@ class ThreadPool {
   void for_each(size_t count, FunctionRef<void(size_t index, size_t next, int thread)> body);
 
  private:
+  static constexpr uint64_t kClosed = uint64_t{1} << 31;
   // A thread's share of for_each: the first index not yet taken (upper half) and the end.
   struct alignas(64) Share {
     std::atomic<uint64_t> range{0};
   };
+  // Lets the workers in, calls body(0), and returns when all who came are out; `all`: waits for everyone to come.
+  void open(FunctionRef<void(int thread)> body, bool all);
   void work(int thread);
   bool take(size_t thread, uint32_t& index, bool& more);
   bool steal(size_t thread);
@@ -48,8 +52,9 @@ class ThreadPool {
   std::vector<Share> shares_;  // one per thread
   std::vector<std::thread> workers_;
   const FunctionRef<void(int)>* body_ = nullptr;
-  std::atomic<uint64_t> generation_{0};
-  std::atomic<int> running_{0};
+  // The loop that runs: its number (upper half), whether it is closed to newcomers, and how many workers are in it.
+  std::atomic<uint64_t> loop_{kClosed};
+  std::atomic<int> came_{0};  // workers that entered the loop
   std::atomic<int> sleepers_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;

@@ -187,7 +187,7 @@ class PartialDirectory {
   explicit PartialDirectory(fs::path path)
       : path_(std::move(path)), partial_(path_.string() + ".partial-" + std::to_string(::getpid())) {
     if (fs::exists(path_) && !(fs::is_directory(path_) && fs::is_empty(path_)))
-      throw CheckpointError(path_.string() + ": exists already; remove it or choose another name");
+      throw UsageError(path_.string() + ": exists already; remove it or choose another name");
     fs::create_directories(partial_);
   }
   ~PartialDirectory() {

@@ -1,7 +1,9 @@
 // calla bench: prefill and decode speed over lengths, beside the limit that the counted bytes set.
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <optional>
@@ -11,6 +13,7 @@
 #include "cli/bench_report.h"
 #include "cli/bench_subject.h"
 #include "cli/commands.h"
+#include "cli/machine.h"
 #include "cli/options.h"
 #include "cli/terminal.h"
 #include "model/cost.h"
@@ -56,10 +59,11 @@ BenchPoint summarise(int tokens, std::vector<double> rates) {
 }
 
 void write_file(const std::string& path, const std::string& text) {
+  errno = 0;
   std::ofstream file(path, std::ios::trunc);
   file << text;
   file.close();
-  if (!file) throw Error(path + " cannot be written");
+  if (!file) throw Error(path + " cannot be written: " + std::strerror(errno));
 }
 
 // Lengths of a benchmark on one backend, measured in rounds.
@@ -87,6 +91,7 @@ class Bench {
   }
 
   BenchReport run() {
+    report_.machine = describe_machine();
     report_.model = subject_.name();
     report_.backend = backend_->description();
     report_.repetitions = options_.repetitions;
@@ -181,7 +186,14 @@ class Bench {
   BenchReport report_;
 };
 
+// So that a path that cannot be written does not cost a measurement.
+void check_writable(const std::string& path) {
+  if (!path.empty()) write_file(path, "");
+}
+
 int bench(const BenchOptions& options) {
+  check_writable(options.json_file);
+  check_writable(options.svg_file);
   const BenchSubject subject(options.model, options.synthetic, options.layers);
   const BenchReport report = Bench(options, subject).run();
   if (!options.json_file.empty()) write_file(options.json_file, bench_json(report));
@@ -198,25 +210,25 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   std::string shapes;
   for (const std::string& name : shape_names()) shapes += (shapes.empty() ? "" : ", ") + name;
   const auto lengths = [&](const char* name, std::vector<int>& list, const char* help, int least) {
-    command->add_option(name, list, help)->delimiter(',')->check(CLI::Range(least, 1 << 20))->capture_default_str();
+    command->add_option(name, list, help)->delimiter(',')->check(between(least, 1 << 20))->capture_default_str();
   };
   lengths("--prompts", options->prompts, "Prompt lengths for prefill, in tokens", 1);
   lengths("--contexts", options->contexts, "Context lengths for decode, in tokens", 0);
   command->add_option("-r,--repetitions", options->repetitions, "Rounds over all lengths; medians are shown")
-      ->check(CLI::Range(1, 100))
+      ->check(between(1, 100))
       ->capture_default_str();
   command->add_option("--decode-tokens", options->decode_tokens, "Tokens to decode at each context length")
-      ->check(CLI::Range(1, 4096))
+      ->check(between(1, 4096))
       ->capture_default_str();
   command->add_option("--chunk", options->chunk, "Rows of a prefill step")
-      ->check(CLI::Range(1, 8192))
+      ->check(between(1, 8192))
       ->capture_default_str();
   command
       ->add_option("--synthetic", options->synthetic,
                    "Random weights of this shape instead of a model: " + shapes + "; made in seconds")
       ->type_name("SHAPE");
   command->add_option("--layers", options->layers, "With --synthetic: this many layers (default: all)")
-      ->check(CLI::Range(1, 1000));
+      ->check(between(1, 1000));
   command->add_flag("--profile", options->profile,
                     "Also show where the time goes: kernel by kernel (cuda) or stage by stage (cpu)");
   command->add_flag("--json", options->json, "Print JSON instead of the table");
@@ -226,7 +238,7 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       "The limit is what moving the counted bytes of a token (weights, states, KV rows) takes at the read bandwidth "
       "that\n"
       "is probed just before each measurement.");
-  add_model_options(*command, options->model);
+  add_model_options(*command, options->model, false);
   command->callback([options, &exit_code] { exit_code = bench(*options); });
 }
 

@@ -122,19 +122,21 @@ Json profile_json(const BenchProfile& profile) {
 }  // namespace
 
 std::string bench_table(const BenchReport& report) {
-  std::string text = report.model + " on " + report.backend + "\n";
+  std::string text = report.model + " on " + report.backend + "\n" + report.machine + "\n";
   if (report.read_bandwidth > 0)
     text += format("read bandwidth %.1f GB/s (probed in this run); %s a token without context\n",
                    report.read_bandwidth / 1e9, human_bytes(report.bytes_per_token).c_str());
   const auto rows = [&](const char* title, const char* length, const std::vector<BenchPoint>& points) {
     if (points.empty()) return;
-    text += format("\n%s\n%10s %12s %22s %12s %10s\n", title, length, "tokens/s", "slowest .. fastest", "limit",
-                   "of limit");
+    const bool limited = std::any_of(points.begin(), points.end(), [](const BenchPoint& p) { return p.limit > 0; });
+    text += format("\n%s\n%10s %12s %22s", title, length, "tokens/s", "slowest .. fastest");
+    text += limited ? format(" %12s %10s\n", "limit", "of limit") : "\n";
     for (const BenchPoint& p : points) {
       const std::string range = with_commas(p.low, 1) + " .. " + with_commas(p.high, 1);
-      text += format("%10d %12s %22s %12s %10s\n", p.tokens, with_commas(p.tokens_per_s, 1).c_str(), range.c_str(),
-                     p.limit > 0 ? with_commas(p.limit, 1).c_str() : "-",
-                     p.limit > 0 ? format("%.0f %%", 100 * p.tokens_per_s / p.limit).c_str() : "-");
+      text += format("%10d %12s %22s", p.tokens, with_commas(p.tokens_per_s, 1).c_str(), range.c_str());
+      if (p.limit > 0)
+        text += format(" %12s %8.0f %%", with_commas(p.limit, 1).c_str(), 100 * p.tokens_per_s / p.limit);
+      text += "\n";
     }
   };
   rows(format("prefill, median of %d", report.repetitions).c_str(), "prompt", report.prefill);

@@ -52,10 +52,13 @@ void add_inspect_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<Options>();
   command->add_option("directory,-m,--model", options->directory, "The checkpoint (default as for chat)")
       ->type_name("DIR");
-  command->add_option("-c,--context", options->inspect.context, "Tokens of one sequence, for the memory plan")
-      ->check(CLI::Range(0, 1 << 24));
+  command
+      ->add_option("-c,--context", options->inspect.context,
+                   "Tokens of one sequence, for the memory plan (default: what chat holds)")
+      ->type_name("N")
+      ->check(between(0, 1 << 24));
   command->add_option("--sequences", options->inspect.sequences, "Sequences held at once")
-      ->check(CLI::Range(1, 1024))
+      ->check(between(1, 1024))
       ->capture_default_str();
   command->add_flag("--tensors", options->inspect.tensors, "List every tensor");
   command->add_flag("--verify", options->verify, "Read all scales, biases and norms and look for NaN and infinities");

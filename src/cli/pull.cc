@@ -55,7 +55,11 @@ int pull(const PullCommand& command) {
 }
 
 int list() {
-  for (const StoredModel& model : ModelStore::from_environment().list())
+  const ModelStore store = ModelStore::from_environment();
+  const std::vector<StoredModel> models = store.list();
+  if (models.empty())
+    std::fprintf(stderr, "no models in %s; calla pull fetches one\n", store.models().string().c_str());
+  for (const StoredModel& model : models)
     std::printf("%-48s %10s  %s\n", model.repo.c_str(), readable_bytes(static_cast<double>(model.bytes)).c_str(),
                 model.is_complete ? model.path.c_str() : "incomplete: calla pull goes on with it");
   return 0;

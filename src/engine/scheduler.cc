@@ -10,7 +10,6 @@
 namespace calla {
 namespace {
 
-constexpr int kDefaultContext = 32768;
 constexpr int kBoundarySpacing = 512;
 
 SchedulerOptions complete(SchedulerOptions options, const ModelShape& shape) {

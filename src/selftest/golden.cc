@@ -157,11 +157,11 @@ class Runner {
     });
     if (logits_result.positions > 0 || judged > 0) {
       logit_errors.fill(logits_result);
-      logits_result.top1 = judged > 0 ? static_cast<double>(agree) / judged : 1;
+      if (judged > 0) logits_result.top1 = static_cast<double>(agree) / judged;
       if (logits_result.positions > 1)
         logits_result.perplexity = std::exp((forced_nll - forced_golden_nll) / (logits_result.positions - 1)) - 1;
       // A single flip among few positions says nothing about a rate.
-      const bool top1_ok = logits_result.top1 >= tolerance_.top1 || judged - agree <= 1;
+      const bool top1_ok = logits_result.top1.value_or(1) >= tolerance_.top1 || judged - agree <= 1;
       logits_result.ok = top1_ok && std::isfinite(logits_result.relative) &&
                          (tolerance_.logits == 0 || logits_result.relative <= tolerance_.logits);
       results.push_back(logits_result);
