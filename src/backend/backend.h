@@ -36,6 +36,9 @@ inline constexpr int kKvPageRows = 64;
 inline constexpr int kStepsInFlight = 2;
 // As a token id in Batch::tokens: "the token that this sequence's last step picked", still on the device.
 inline constexpr TokenId kLastPicked = -1;
+// For people, when picked() has no token although nothing constrained it.
+inline constexpr const char* kNotFinite =
+    "the model's logits are not finite; is the checkpoint damaged? (calla inspect --verify)";
 
 // Consecutive rows of a batch that belong to one sequence. Rows of different sequences never see each other.
 struct SequenceRows {

@@ -1,8 +1,11 @@
 #include "base/thread_pool.h"
 
 #include <algorithm>
+#include <string>
+#include <system_error>
 
 #include "base/check.h"
+#include "base/error.h"
 #ifdef __linux__
 #include <sched.h>
 #endif
@@ -48,10 +51,18 @@ int available_cores() {
 ThreadPool::ThreadPool(int threads) {
   if (threads <= 0) threads = available_cores();
   shares_ = std::vector<Share>(static_cast<size_t>(threads));
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  try {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  } catch (const std::system_error& error) {
+    stop();
+    throw DeviceError("only " + std::to_string(workers_.size() + 1) + " of " + std::to_string(threads) +
+                      " threads can be started: " + error.code().message() + "; use fewer --threads");
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   stop_ = true;
   loop_.fetch_add(uint64_t{1} << 32);
   {

@@ -15,7 +15,8 @@ namespace calla {
 
 class ThreadPool {
  public:
-  // `threads` includes the calling thread; 0 means every core this process may use.
+  // `threads` includes the calling thread; 0 means every core this process may use. Throws DeviceError if the system
+  // refuses threads.
   explicit ThreadPool(int threads = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -46,6 +47,7 @@ class ThreadPool {
   // Lets the workers in, calls body(0), and returns when all who came are out; `all`: waits for everyone to come.
   void open(FunctionRef<void(int thread)> body, bool all);
   void work(int thread);
+  void stop();
   bool take(size_t thread, uint32_t& index, bool& more);
   bool steal(size_t thread);
 

@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <sstream>
 
@@ -15,6 +14,7 @@
 #include "chat/json.h"
 #include "chat/render.h"
 #include "chat/text.h"
+#include "checkpoint/writer.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/reply_printer.h"
@@ -111,13 +111,13 @@ class Conversation {
   bool handle(const std::string& line) {
     const std::string text(strip(line));
     if (text.empty()) return true;
-    if (text[0] == '/' && !text.starts_with("//")) return command(text);
     try {
-      check_utf8(text, "the message");
+      check_utf8(text, "the line");
     } catch (const UsageError& error) {
       std::fprintf(stderr, "%s\n", error.what());
       return true;
     }
+    if (text[0] == '/' && !text.starts_with("//")) return command(text);
     messages_.push_back({.role = Role::kUser, .content = text.starts_with("//") ? text.substr(1) : text});
     answer();
     return true;
@@ -208,8 +208,10 @@ class Conversation {
       std::fputs("There is nothing to save yet.\n", stderr);
       return;
     }
-    if (!replace && std::filesystem::exists(file)) {
-      std::fprintf(stderr, "%s exists; /save! %s replaces it.\n", file.c_str(), file.c_str());
+    std::error_code error;
+    const auto status = std::filesystem::status(file, error);
+    if (std::filesystem::exists(status) && (!replace || !std::filesystem::is_regular_file(status))) {
+      std::fprintf(stderr, replace ? "%s is no file.\n" : "%s exists; /save! replaces it.\n", file.c_str());
       return;
     }
     Json json = Json::array();
@@ -219,13 +221,12 @@ class Conversation {
       if (message.reasoning && !message.reasoning->empty()) entry["reasoning_content"] = *message.reasoning;
       json.push_back(entry);
     }
-    std::ofstream out(file, std::ios::trunc);
-    out << json.dump(2, ' ', false, Json::error_handler_t::replace) << "\n";
-    out.close();
-    if (out)
+    try {
+      write_text_file(file, json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
       std::fprintf(stderr, "%zu messages written to %s.\n", json.size(), file.c_str());
-    else
-      std::fprintf(stderr, "%s cannot be written.\n", file.c_str());
+    } catch (const CheckpointError& failure) {
+      std::fprintf(stderr, "%s\n", failure.what());
+    }
   }
 
   void stats() {

@@ -61,6 +61,7 @@ int evaluate_text(const EvalOptions& options) {
   const std::filesystem::path directory = find_model(options.model.model);
   const LoadedModel model = load_model(directory);
   const Tokenizer tokenizer = Tokenizer::load(directory);
+  check_vocabulary(tokenizer, model.config.shape, directory);
   const std::vector<TokenId> tokens = tokenizer.encode(text, AddedTokens::kPlainText);
   if (tokens.size() < 2) throw UsageError(options.text + ": a text of at least two tokens is needed");
   const auto backend = make_backend(options, model);
@@ -173,7 +174,7 @@ void add_eval_command(CLI::App& app, int& exit_code) {
   command->add_flag("--json", options->json, "Print JSON");
   add_model_options(*command, options->model, false);
   command->callback([options, &exit_code] {
-    exit_code = options->text.empty() ? evaluate_golden(*options) : evaluate_text(*options);
+    exit_code = options->golden.empty() ? evaluate_text(*options) : evaluate_golden(*options);
   });
 }
 

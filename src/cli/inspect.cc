@@ -1,7 +1,6 @@
 // calla inspect: what a checkpoint is, where its bytes go, and whether it fits into this machine.
 #include "checkpoint/inspect.h"
 
-#include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -37,11 +36,7 @@ int run(const Options& options) {
   else
     std::fputs(inspect_text(report).c_str(), stdout);
   std::fflush(stdout);
-  // Binding checks every tensor that the model needs; its message lists what is wrong. It would copy unaligned ones,
-  // which the report warns of instead.
-  const auto tensors = checkpoint.tensors();
-  if (std::all_of(tensors.begin(), tensors.end(), [](const Tensor& tensor) { return tensor.aligned(); }))
-    bind_weights(checkpoint, config.shape, config.quant);
+  check_weights(checkpoint, config.shape, config.quant);
   return report.verified && !report.verified->empty() ? kExitModel : 0;
 }
 

@@ -1,5 +1,7 @@
 // calla: the command line. The one place that turns errors into messages and exit codes.
 #include <langinfo.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -8,11 +10,13 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <new>
 
 #include "base/error.h"
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "cli/terminal.h"
 
 namespace calla {
 namespace {
@@ -87,6 +91,13 @@ void use_utf8() {
   if (std::strcmp(::nl_langinfo(CODESET), "UTF-8") != 0) std::setlocale(LC_CTYPE, "C.UTF-8");
 }
 
+// A mapped file that another program shortens cannot be read on.
+extern "C" void on_bus_error(int) {
+  constexpr std::string_view kText = "calla: a file of the model changed or became unreadable while it was in use\n";
+  if (::write(STDERR_FILENO, kText.data(), kText.size()) < 0) ::_exit(kExitFailure);
+  ::_exit(kExitModel);
+}
+
 // Results that did not reach stdout (a full disk) are a failure.
 int check_output(int code) {
   errno = 0;
@@ -102,6 +113,7 @@ int check_output(int code) {
 int main(int argc, char** argv) {
   using namespace calla;
   use_utf8();
+  ::signal(SIGBUS, on_bus_error);
   try {
     return check_output(run(argc, argv));
   } catch (const UsageError& e) {
@@ -112,6 +124,10 @@ int main(int argc, char** argv) {
     return fail(kExitModel, e.what());
   } catch (const DeviceError& e) {
     return fail(kExitDevice, e.what());
+  } catch (const Interrupted&) {
+    return fail(kExitInterrupted, "interrupted");
+  } catch (const std::filesystem::filesystem_error& e) {
+    return fail(kExitModel, e.what());
   } catch (const std::bad_alloc&) {
     return fail(kExitDevice, "out of memory; try a smaller --context or a smaller model");
   } catch (const std::exception& e) {

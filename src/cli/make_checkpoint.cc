@@ -23,8 +23,10 @@ int run(const Options& options) {
   synthetic.shape = named_shape(options.shape, options.layers);
   synthetic.seed = options.seed;
   synthetic.tokenizer_from = options.tokenizer_from;
+  const InterruptFlag interrupt;
   ProgressLine progress("writing " + options.out, "bytes", !options.quiet);
   make_checkpoint(synthetic, options.out, [&](uint64_t done, uint64_t total) {
+    interrupt.check();
     progress.update(static_cast<double>(done), static_cast<double>(total));
   });
   progress.clear();

@@ -1,13 +1,16 @@
 #include "cli/options.h"
 
 #include <array>
+#include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 
 #include "backend/create.h"
 #include "base/error.h"
+#include "base/thread_pool.h"
 #include "cli/terminal.h"
 #include "model/sampling_defaults.h"
 #include "pull/model_store.h"
@@ -69,9 +72,21 @@ EngineOptions engine_options(const ModelOptions& options, const SchedulerOptions
   engine.backend_options = backend_options(options);
   engine.scheduler = scheduler;
   engine.scheduler.context = options.context;
+  if (options.threads > available_cores() && !options.quiet)
+    std::fprintf(stderr, "warning: --threads %d on %d cores: threads that wait for a core slow the others down\n",
+                 options.threads, available_cores());
   if (!options.quiet)
     engine.warn = [](const std::string& line) { std::fprintf(stderr, "warning: %s\n", line.c_str()); };
   return engine;
+}
+
+std::string read_stdin() {
+  std::string text;
+  std::array<char, 65536> piece{};
+  for (size_t n = 1; n > 0; text.append(piece.data(), n)) n = std::fread(piece.data(), 1, piece.size(), stdin);
+  if (std::ferror(stdin) != 0) throw UsageError(std::string("stdin cannot be read: ") + std::strerror(errno));
+  check_utf8(text, "stdin");
+  return text;
 }
 
 void check_utf8(std::string_view text, const std::string& what) {
@@ -87,7 +102,8 @@ fs::path find_model(const std::string& option) {
   if (name.empty())
     if (const char* variable = std::getenv("CALLA_MODEL")) name = variable;
   if (!name.empty()) {
-    if (fs::exists(name)) return name;
+    std::error_code error;  // a name too long, a loop of links: no model
+    if (fs::exists(name, error)) return name;
     std::string looked_in;
     try {
       const ModelStore store = ModelStore::from_environment();

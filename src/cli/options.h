@@ -54,6 +54,9 @@ BackendOptions backend_options(const ModelOptions& options);
 // What load_engine() needs; warnings go to stderr unless quiet.
 EngineOptions engine_options(const ModelOptions& options, const SchedulerOptions& scheduler);
 
+// All of stdin. Throws UsageError if it cannot be read or is not UTF-8.
+std::string read_stdin();
+
 // Throws UsageError, naming `what` and the first bad byte, if the text is not UTF-8.
 void check_utf8(std::string_view text, const std::string& what);
 

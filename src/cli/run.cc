@@ -1,7 +1,6 @@
 // calla run: one prompt, one answer.
 #include <cstdio>
 #include <iostream>
-#include <iterator>
 
 #include "base/error.h"
 #include "chat/json.h"
@@ -26,9 +25,8 @@ struct RunOptions {
 };
 
 int run(const RunOptions& options) {
-  std::string text = options.prompt;
-  if (text == "-") text.assign(std::istreambuf_iterator<char>(std::cin), {});
-  check_utf8(text, options.prompt == "-" ? "stdin" : "the prompt");
+  const std::string text = options.prompt == "-" ? read_stdin() : options.prompt;
+  check_utf8(text, "the prompt");
   check_utf8(options.system, "--system");
   for (const std::string& stop : options.stop)
     if (stop.empty()) throw UsageError("--stop: an empty text would end every answer at once");

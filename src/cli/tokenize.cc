@@ -2,7 +2,6 @@
 #include <array>
 #include <cstdio>
 #include <iostream>
-#include <iterator>
 
 #include "chat/json.h"
 #include "cli/commands.h"
@@ -43,10 +42,9 @@ std::string quote(std::string_view bytes) {
 }
 
 int tokenize(const TokenizeOptions& options) {
-  std::string text = options.text;
-  if (text == "-") text.assign(std::istreambuf_iterator<char>(std::cin), {});
+  const std::string text = options.text == "-" ? read_stdin() : options.text;
   const Tokenizer tokenizer = Tokenizer::load(find_model(options.model));
-  check_utf8(text, options.text == "-" ? "stdin" : "the text");
+  check_utf8(text, "the text");
   const std::vector<TokenId> tokens =
       tokenizer.encode(text, options.plain ? AddedTokens::kPlainText : AddedTokens::kRecognise);
   if (options.count) {

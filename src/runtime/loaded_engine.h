@@ -35,6 +35,9 @@ struct LoadedEngine {
   std::vector<TokenId> stop_tokens() const;
 };
 
+// Throws CheckpointError if the tokenizer has ids that the model does not.
+void check_vocabulary(const Tokenizer& tokenizer, const ModelShape& shape, const std::filesystem::path& directory);
+
 // Throws CheckpointError, UsageError or DeviceError.
 std::unique_ptr<LoadedEngine> load_engine(const EngineOptions& options);
 

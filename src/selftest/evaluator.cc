@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/error.h"
 #include "model/forward.h"
 
 namespace calla {
@@ -62,7 +63,13 @@ TokenId Evaluator::pick(std::span<const TokenId> tokens) {
   head.pick = true;
   const StepId step = submit(tokens.subspan(last), std::span(&head, 1), false);
   backend_.wait(step);
-  return backend_.picked(step)[0];
+  return picked(step);
+}
+
+TokenId Evaluator::picked(StepId step) {
+  const TokenId token = backend_.picked(step)[0];
+  if (token < 0) throw CheckpointError(kNotFinite);
+  return token;
 }
 
 StepId Evaluator::submit_next(bool want_logits) {
@@ -79,17 +86,22 @@ TokenId Evaluator::step(std::vector<float>* logits) {
     const std::span<const float> values = backend_.logits(step, 0);
     logits->assign(values.begin(), values.end());
   }
-  return backend_.picked(step)[0];
+  return picked(step);
 }
 
 void Evaluator::decode(int tokens) {
   StepId previous = 0;
   for (int i = 0; i < tokens; ++i) {
     const StepId step = submit_next(false);
-    if (previous != 0) backend_.wait(previous);
+    if (previous != 0) {
+      backend_.wait(previous);
+      picked(previous);
+    }
     previous = step;
   }
-  if (previous != 0) backend_.wait(previous);
+  if (previous == 0) return;
+  backend_.wait(previous);
+  picked(previous);
 }
 
 }  // namespace calla

@@ -1,6 +1,7 @@
 #pragma once
 // Evaluator: runs token sequences through the model without a scheduler, for perplexity, golden files and benchmarks.
-// It owns the whole state pool of its backend: one sequence at a time.
+// It owns the whole state pool of its backend: one sequence at a time. pick(), step() and decode() throw CheckpointError
+// when logits are not finite.
 #include <functional>
 #include <memory>
 #include <span>
@@ -36,6 +37,7 @@ class Evaluator {
  private:
   StepId submit(std::span<const TokenId> tokens, std::span<const HeadRow> heads, bool want_logits);
   StepId submit_next(bool want_logits);
+  TokenId picked(StepId step);
 
   Backend& backend_;
   const ModelShape& shape_;
