@@ -363,8 +363,15 @@ void bench_stages(const Arguments& arguments, int rows, int context) {
   const double expert = static_cast<double>(g.experts.bytes * kExpertsPerToken + g.shared.bytes);
   const double expert_parameters = 9.0 * shape.expert_width * shape.hidden;
   const double attended = 2.0 * shape.q_width() * (context + rows / 2.0);
-  row("project_gdn", gdn, bytes(g.in), parameters(g.in), [&](int i) { b.project_gdn(i); });
-  row("mix_gdn", gdn, state, 2.0 * shape.gdn_value_width() * kGdnHeadDim, [&](int i) { b.mix_gdn(i); });
+  if (rows == 1) {  // which may be one kernel
+    row("project, mix_gdn", gdn, bytes(g.in) + state, 0, [&](int i) {
+      b.project_gdn(i);
+      b.mix_gdn(i);
+    });
+  } else {
+    row("project_gdn", gdn, bytes(g.in), parameters(g.in), [&](int i) { b.project_gdn(i); });
+    row("mix_gdn", gdn, state, 2.0 * shape.gdn_value_width() * kGdnHeadDim, [&](int i) { b.mix_gdn(i); });
+  }
   row("project_attention", attention, bytes(a.in), parameters(a.in), [&](int i) { b.project_attention(i); });
   row("prepare_attention", attention, 1e4, 0, [&](int i) { b.prepare_attention(i); });
   row("attend", attention, 4.0 * shape.kv_width() * context, attended, [&](int i) { b.attend(i); });

@@ -203,7 +203,20 @@ class Pair {
           "mix_gdn", {Slot::kGdnQkv, Slot::kGdnZ, Slot::kGdnA, Slot::kGdnB}, [&](Backend& b) { b.mix_gdn(layer); },
           [&] {
             compare_mixed("mix_gdn", shape_.gdn_value_width());
-            compare_gdn_states(layer);
+            compare_gdn_states("mix_gdn", layer);
+          });
+      // In a row, as a step runs them: a backend may have merged the stages.
+      write_gdn_states(layer);
+      stage(
+          "gdn layer", {Slot::kResidual},
+          [&](Backend& b) {
+            b.project_gdn(layer);
+            b.mix_gdn(layer);
+          },
+          [&] {
+            compare_mixed("gdn layer", shape_.gdn_value_width());
+            compare_gdn_states("gdn layer", layer);
+            compare_slots("gdn layer", {Slot::kGdnQkv, Slot::kGdnZ, Slot::kGdnA, Slot::kGdnB});
           });
     } else {
       stage(
@@ -223,6 +236,19 @@ class Pair {
       stage(
           "attend", {Slot::kAttnQ, Slot::kAttnQGate}, [&](Backend& b) { b.attend(layer); },
           [&] { compare_mixed("attend", shape_.q_width()); });
+      write_kv(layer);
+      stage(
+          "attention layer", {Slot::kResidual},
+          [&](Backend& b) {
+            b.project_attention(layer);
+            b.prepare_attention(layer);
+            b.attend(layer);
+          },
+          [&] {
+            compare_mixed("attention layer", shape_.q_width());
+            compare_kv("attention layer", layer);
+            compare_slots("attention layer", {Slot::kAttnQ});
+          });
     }
     stage(
         "project_residual", {Slot::kResidual, Slot::kMixed}, [&](Backend& b) { b.project_residual(layer); },
@@ -315,7 +341,7 @@ class Pair {
     }
   }
 
-  void compare_gdn_states(int layer) {
+  void compare_gdn_states(const std::string& name, int layer) {
     std::vector<float> states[2], convs[2];
     for (int which = 0; which < 2; ++which)
       for (const SequenceRows& sequence : sequences_) {
@@ -325,8 +351,8 @@ class Pair {
         states[which].insert(states[which].end(), state.begin(), state.end());
         convs[which].insert(convs[which].end(), conv.begin(), conv.end());
       }
-    compare("mix_gdn", "recurrent state", states[0], states[1], options_.tolerance);
-    compare("mix_gdn", "conv state", convs[0], convs[1], options_.tolerance);
+    compare(name, "recurrent state", states[0], states[1], options_.tolerance);
+    compare(name, "conv state", convs[0], convs[1], options_.tolerance);
   }
 
   void write_kv(int layer) {

@@ -36,8 +36,8 @@ TEST_F(CudaConformance, GroupsOf128) {
 
 TEST_F(CudaConformance, WithoutEachMechanism) {
   const RandomModel model(tiny_shape(4), 7);
-  for (const char* name :
-       {"dependent-launch", "gqa-packing", "split-kv", "fused-choice", "fused-gdn", "weight-stream", "wgmma"}) {
+  for (const char* name : {"dependent-launch", "gqa-packing", "split-kv", "fused-choice", "fused-gdn", "gdn-layer",
+                           "resident-weights", "weight-stream", "wgmma"}) {
     SCOPED_TRACE(name);
     expect(model, {name});
   }

@@ -26,6 +26,8 @@ constexpr MechanismName kMechanisms[] = {
     {"split-kv", &Mechanisms::split_kv},
     {"fused-choice", &Mechanisms::fused_choice},
     {"fused-gdn", &Mechanisms::fused_gdn},
+    {"gdn-layer", &Mechanisms::gdn_layer},
+    {"resident-weights", &Mechanisms::resident_weights},
     {"weight-stream", &Mechanisms::weight_stream},
     {"wgmma", &Mechanisms::wgmma},
 };
@@ -96,6 +98,9 @@ void CudaBackend::allocate_slots() {
   convolved_ = DeviceArray<float>(rows * static_cast<size_t>(shape_.gdn_conv_width()), "memory for activations");
   block_scalars_ = DeviceArray<float>(gdn_blocks(rows) * static_cast<size_t>(shape_.gdn_value_heads) * kBlockScalars,
                                       "memory for activations");
+  gdn_exchange_ = DeviceArray<GdnExchange>(static_cast<size_t>(shape_.gdn_layers() * shape_.gdn_key_heads),
+                                           "memory for the GDN blocks' exchange");
+  cuda_check(cudaMemsetAsync(gdn_exchange_.data(), 0, gdn_exchange_.size_bytes(), stream_.get()), "clear the exchange");
   size_t partials = 0;
   for (int n = 1; n <= options_.max_rows; ++n)
     partials = std::max(partials, static_cast<size_t>(n) * static_cast<size_t>(splits(n)));
@@ -135,6 +140,9 @@ void CudaBackend::allocate_state(const StateMemoryPlan& plan) {
 std::string CudaBackend::description() const {
   std::string text = "cuda: " + device_.name + ", sm_" + std::to_string(device_.major) + std::to_string(device_.minor) +
                      ", " + std::to_string(weights_.bytes() >> 20) + " MiB of weights";
+  int one_kernel = 0;
+  for (const LayerOnDevice& l : weights_.layers) one_kernel += gdn_in_one_kernel(l);
+  text += ", " + std::to_string(one_kernel) + " GDN layers in one kernel a token";
   if (weights_.unpacked_matrices() > 0)
     text +=
         ", " + std::to_string(weights_.unpacked_matrices()) + " matrices in a format that only the plain kernels read";
@@ -247,6 +255,7 @@ bool CudaBackend::begin(const Batch& batch) {
   mine.heads = heads;
   want_logits_ = batch.want_logits;
   choice_pending_ = false;
+  pending_projection_ = -1;
   bool any_pick = false;
   sampled_ = false;
   for (const HeadRow& head : batch.heads) {
@@ -259,7 +268,11 @@ bool CudaBackend::begin(const Batch& batch) {
   const bool one_row_each = rows == static_cast<int>(batch.sequences.size());
   const bool recordable = options_.replay_steps && mechanisms_.graphs && one_row_each && rows <= kMaxRecordedRows &&
                           heads <= kMaxRecordedRows;
-  key_ = {rows, heads, any_pick, sampled_};
+  int pages = 0;
+  for (const SequenceRows& s : batch.sequences)
+    pages = std::max(pages, (s.position + s.rows + kKvPageRows - 1) / kKvPageRows);
+  deep_attention_ = pages > 2 * splits(rows);
+  key_ = {rows, heads, any_pick, sampled_, deep_attention_};
   mode_ = Mode::kEager;
   if (recordable) {
     const auto found = graphs_.find(key_);
@@ -296,6 +309,7 @@ void CudaBackend::require_eager() {
 }
 
 StepId CudaBackend::submit() {
+  settle_projection();
   if (mode_ == Mode::kRecording) {
     end_recording(true);
   } else if (mode_ == Mode::kReplay) {

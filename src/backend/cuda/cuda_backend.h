@@ -2,8 +2,8 @@
 // CudaBackend: the stages of backend.h on an NVIDIA GPU.
 //
 // Reading order: layout.h (weights), step.h (what a step tells the kernels), this file, cuda_backend.cc (steps and their
-// recording), stages.cc (which kernel runs when), then the kernels: linear_stream, experts_stream (before Hopper
-// linear_decode, experts_decode), gdn_decode, attention_rows for decode; gemm, group_rows, gdn_prefill, attention_tiles for
+// recording), stages.cc (which kernel runs when), then the kernels: gdn_layer, linear_resident, linear_stream,
+// experts_stream (before Hopper linear_decode, experts_decode), gdn_decode, attention_rows for decode; gemm, group_rows, gdn_prefill, attention_tiles for
 // prefill; pick; plain for the rest.
 //
 // Forms. One to eight rows run through the decode kernels (memory-bound, weights read once for all rows); more rows run
@@ -39,6 +39,8 @@ struct Mechanisms {
   bool split_kv = true;          // a row's cache is shared out among blocks (decode)
   bool fused_choice = true;      // the experts are chosen inside the expert kernels (decode)
   bool fused_gdn = true;         // one kernel for a GDN token (decode)
+  bool gdn_layer = true;         // ... and its projection in the same kernel (decode, one row, Hopper)
+  bool resident_weights = true;  // a projection's weights all wait in shared memory (decode, one row, Hopper)
   bool weight_stream = true;  // weights wait in shared memory for the activations (decode, Hopper); else in registers
   bool wgmma = true;          // prefill on tensor cores, experts grouped; else eight rows at a time (Hopper)
 
@@ -114,8 +116,8 @@ class CudaBackend final : public Backend {
   cudaStream_t stream() const { return stream_.get(); }
 
  private:
-  // What distinguishes recorded steps: rows, heads, whether tokens are picked, and whether by sampling.
-  using GraphKey = std::tuple<int, int, bool, bool>;
+  // What distinguishes recorded steps: rows, heads, whether tokens are picked, whether by sampling, deep_attention_.
+  using GraphKey = std::tuple<int, int, bool, bool, bool>;
   enum class Mode : uint8_t { kEager, kRecording, kReplay };
 
   struct InFlight {
@@ -139,12 +141,19 @@ class CudaBackend final : public Backend {
   bool one_pass_norm() const {
     return step_.rows == 1 || (decode_rows() && !(mechanisms_.weight_stream && device_.is_hopper()));
   }
+  // RMSNorm, projection and recurrence of one token as one kernel.
+  bool gdn_in_one_kernel(const LayerOnDevice& l) const {
+    return mechanisms_.gdn_layer && l.conv != nullptr && l.in.packed &&
+           gdn_layer_fits(device_, l.in.view, shape_.gdn_key_heads, shape_.gdn_value_heads);
+  }
   bool wgmma() const { return mechanisms_.wgmma && device_.is_hopper(); }
   bool grouped_experts(const LayerOnDevice& layer) const {
     return !decode_rows() && wgmma() && layer.experts.packed && shape_.experts <= 1024;
   }
   Launch launch_after_any() const;  // without programmatic dependent launch
   void project(const LayerOnDevice& layer);
+  // Runs a projection that project_gdn() left to mix_gdn(), for whoever looks at its slots before.
+  void settle_projection();
   void project_rows(const PackedView& w, const GemvInput& in, int rows, float* out, size_t out_stride, int columns,
                     bool add) const;
   bool stream_experts(const ExpertsDecode& e) const {
@@ -178,6 +187,7 @@ class CudaBackend final : public Backend {
   Activations slots_;
   DeviceArray<double> inverse_frequency_;
   DeviceArray<float> convolved_, block_scalars_;    // GDN prefill scratch
+  DeviceArray<GdnExchange> gdn_exchange_;           // [GDN layer][key head]
   DeviceArray<int32_t> pairs_, expert_tile_count_;  // experts' prefill scratch
   DeviceArray<ExpertTile> expert_tiles_;
   DeviceArray<uint16_t> expert_out_;  // bf16 [row][9][hidden]
@@ -198,6 +208,8 @@ class CudaBackend final : public Backend {
   std::map<GraphKey, std::optional<Graph>> graphs_;  // an empty entry: seen once
   bool want_logits_ = false;
   bool sampled_ = false;
+  bool deep_attention_ = false;  // some split of the cache has more than two pages
+  int pending_projection_ = -1;  // layer whose project_gdn() is left to mix_gdn(), which does both in one kernel
   bool choice_pending_ = false;  // route() left the choice of experts to the expert kernels
   std::array<InFlight, kStepsInFlight> in_flight_;
   StepId last_step_ = 0;

@@ -2,8 +2,10 @@
 #include <cstring>
 
 #include <algorithm>
+#include <utility>
 
 #include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/linear_resident.h"
 #include "backend/cuda/linear_stream.h"
 #include "backend/cuda/plain.h"
 #include "base/bf16.h"
@@ -25,7 +27,10 @@ Launch CudaBackend::launch_after_any() const {
 // A projection of one to eight rows, in the form that fits the GPU.
 void CudaBackend::project_rows(const PackedView& w, const GemvInput& in, int rows, float* out, size_t out_stride,
                                int columns, bool add) const {
-  if (mechanisms_.weight_stream && stream_fits(device_, w, rows)) {
+  const bool plain = in.heads == nullptr && in.normed_out == nullptr;
+  if (rows == 1 && plain && mechanisms_.resident_weights && resident_fits(device_, w)) {
+    gemv_resident(launch_, w, in, out, columns, add);
+  } else if (mechanisms_.weight_stream && stream_fits(device_, w, rows)) {
     gemv_stream(launch_, w, in, rows, out, out_stride, columns, add);
   } else {
     gemv(launch_, w, in, rows, out, out_stride, columns, add);
@@ -82,7 +87,14 @@ void CudaBackend::project(const LayerOnDevice& l) {
   multiply(l.in, slots_.normed, hidden, step_.rows, slots_.projected, width, false);
 }
 
-void CudaBackend::project_gdn(int index) { project(layer(index)); }
+void CudaBackend::project_gdn(int index) {
+  const LayerOnDevice& l = layer(index);
+  if (step_.rows == 1 && gdn_in_one_kernel(l)) {
+    pending_projection_ = index;
+  } else {
+    project(l);
+  }
+}
 void CudaBackend::project_attention(int index) { project(layer(index)); }
 
 GdnParams CudaBackend::gdn_params(int index) const {
@@ -107,10 +119,20 @@ GdnParams CudaBackend::gdn_params(int index) const {
   p.mixed_stride = static_cast<size_t>(shape_.mixer_width());
   p.convolved = convolved_.data();
   p.block_scalars = block_scalars_.data();
+  p.exchange = gdn_exchange_.data() + index_in_kind_[static_cast<size_t>(index)] * shape_.gdn_key_heads;
   return p;
 }
 
+void CudaBackend::settle_projection() {
+  if (pending_projection_ >= 0) project(layer(std::exchange(pending_projection_, -1)));
+}
+
 void CudaBackend::mix_gdn(int index) {
+  if (pending_projection_ == index) {
+    const LayerOnDevice& l = layer(index);
+    pending_projection_ = -1;
+    return gdn_layer_decode(launch_, gdn_params(index), {slots_.residual, l.input_norm, l.in.view});
+  }
   const bool one_row_each = step_.rows == step_.sequence_count;
   if (one_row_each && mechanisms_.fused_gdn && gdn_decode_fits(device_, shape_.gdn_key_heads, shape_.gdn_value_heads)) {
     gdn_decode(launch_, gdn_params(index));
@@ -140,6 +162,7 @@ AttentionParams CudaBackend::attention_params(int index) const {
   p.mixed_stride = static_cast<size_t>(shape_.mixer_width());
   p.partial = partial_.data();
   p.splits = splits(step_.rows);
+  p.deep = deep_attention_;
   return p;
 }
 
@@ -390,6 +413,7 @@ void encode_element(Slot slot, float value, std::byte* to) {
 
 void CudaBackend::read_slot(Slot slot, std::span<float> out) {
   require_eager();
+  settle_projection();
   if (choice_pending_ && is_choice(slot)) {
     const LayerOnDevice& l = weights_.layers.front();
     choose_rows(launch_after_any(), slots_, step_.rows, shape_.experts, l.router.width, l.router.columns[1]);
@@ -407,6 +431,7 @@ void CudaBackend::read_slot(Slot slot, std::span<float> out) {
 
 void CudaBackend::write_slot(Slot slot, std::span<const float> in) {
   require_eager();
+  settle_projection();
   if (is_choice(slot)) choice_pending_ = false;
   const SlotMemory memory = slot_memory(slot);
   const auto width = static_cast<size_t>(slot_width(slot, shape_)), size = static_cast<size_t>(memory.element_bytes);
