@@ -16,16 +16,18 @@
 
 namespace calla::cuda {
 
-inline constexpr int kFixedWarps = 16;  // that stage the row and multiply
-inline constexpr int kFixedThreads = kFixedWarps * 32;
-inline constexpr int kFixedRoundInputs = kFixedThreads * 4;
+// The functions' kWarps is the number of warps that stage the row together: the block's first.
+template <int kWarps>
+inline constexpr int kFixedRoundInputs = kWarps * 32 * 4;
 
 // In shared memory: [chunk][lane] 16-byte operands, then the groups' factors.
 struct FixedRow {
   uint4* operands;
   float* factors;
 
-  __host__ __device__ static size_t bytes(int groups) { return static_cast<size_t>(groups) * (128 + sizeof(float)); }
+  __host__ __device__ static constexpr size_t bytes(int groups) {
+    return static_cast<size_t>(groups) * (128 + sizeof(float));
+  }
   __device__ FixedRow(void* memory, int groups)
       : operands(static_cast<uint4*>(memory)), factors(reinterpret_cast<float*>(operands + groups * 8)) {}
 };
@@ -36,9 +38,10 @@ struct FixedInputs {
   __device__ float squares() const { return low.x * low.x + low.y * low.y + high.x * high.x + high.y * high.y; }
 };
 // k of this thread in round i of staging.
+template <int kWarps>
 __device__ __forceinline__ int fixed_input(int round) {
   const int tid = static_cast<int>(threadIdx.x);
-  return round * kFixedRoundInputs + tid / 4 * 16 + tid % 4 * 2;
+  return round * kFixedRoundInputs<kWarps> + tid / 4 * 16 + tid % 4 * 2;
 }
 __device__ __forceinline__ FixedInputs load_fixed(const float* x, int k) {
   return {__ldcg(reinterpret_cast<const float2*>(x + k)), __ldcg(reinterpret_cast<const float2*>(x + k + 8))};
@@ -57,6 +60,7 @@ __device__ __forceinline__ float max_or_nan(float a, float b) {
 
 // Stores a thread's inputs of a round; sixteen neighbouring lanes hold one group. All lanes of a warp call it; `valid`:
 // the (padded) row has this group.
+template <int kWarps>
 __device__ __forceinline__ void store_fixed(const FixedRow& to, int round, const FixedInputs& v, bool valid) {
   float top = max_or_nan(max_or_nan(fabsf(v.low.x), fabsf(v.low.y)), max_or_nan(fabsf(v.high.x), fabsf(v.high.y)));
 #pragma unroll
@@ -73,7 +77,7 @@ __device__ __forceinline__ void store_fixed(const FixedRow& to, int round, const
   const uint32_t n01 = __byte_perm(n0, n1, 0x5140), n23 = __byte_perm(n2, n3, 0x5140);
   if (!valid) return;
   const int tid = static_cast<int>(threadIdx.x);
-  const int group = round * (kFixedRoundInputs / kGroup) + tid / 16, step = tid / 4 % 4, q = tid % 4;
+  const int group = round * (kFixedRoundInputs<kWarps> / kGroup) + tid / 16, step = tid / 4 % 4, q = tid % 4;
   auto* words = reinterpret_cast<uint32_t*>(to.operands) + group * 32 + q * 4 + step;
   words[0] = __byte_perm(n01, n23, 0x7632);
   words[16] = __byte_perm(n01, n23, 0x5410) ^ 0x80808080u;
@@ -114,23 +118,35 @@ struct FixedChunk {
   }
 };
 
-// One unit. `codes` and `scales` point to its first group in shared memory. Every lane of a quad returns the sums of
-// fragment rows r (x) and r + 8 (y).
-__device__ __forceinline__ float2 multiply_fixed(const uint4* codes, const uint2* scales, const FixedChunk& x) {
-  const int lane = static_cast<int>(threadIdx.x % 32), r = lane / 4, q = lane % 4;
+// The codes and scales of a unit, from shared memory: `codes` and `scales` point to its first group.
+struct FixedUnit {
+  uint4 words[kChunkGroups];
+  uint2 scale;  // of group q
+  __device__ __forceinline__ void load(const std::byte* codes, const std::byte* scales) {
+    const unsigned lane = threadIdx.x % 32;
+#pragma unroll
+    for (int g = 0; g < kChunkGroups; ++g) words[g] = reinterpret_cast<const uint4*>(codes)[g * 32 + lane];
+    scale = reinterpret_cast<const uint2*>(scales)[lane % 4 * 8 + lane / 4];
+  }
+};
+
+// A unit's product in two steps, so that the next unit's first can run under this one's second: the integer sums of group
+// q for fragment rows r (x) and r + 8 (y, times 16) ...
+__device__ __forceinline__ int2 multiply_fixed(const FixedUnit& w, const FixedChunk& x) {
   constexpr uint32_t kLow = 0x0f0f0f0fu, kHigh = 0xf0f0f0f0u;
   int even[4] = {}, odd[4] = {};
 #pragma unroll
   for (int g = 0; g < kChunkGroups; ++g) {
-    const uint4 w = codes[g * 32 + lane];
-    mma_u8s8(even, w.x & kLow, w.x & kHigh, w.y & kLow, w.y & kHigh, x.b[g][0], x.b[g][1]);
-    mma_u8s8(odd, w.z & kLow, w.z & kHigh, w.w & kLow, w.w & kHigh, x.b[g][2], x.b[g][3]);
+    const uint4 v = w.words[g];
+    mma_u8s8(even, v.x & kLow, v.x & kHigh, v.y & kLow, v.y & kHigh, x.b[g][0], x.b[g][1]);
+    mma_u8s8(odd, v.z & kLow, v.z & kHigh, v.w & kLow, v.w & kHigh, x.b[g][2], x.b[g][3]);
   }
-  const uint2 scale = scales[q * 8 + r];
-  const float low_sum = static_cast<float>((even[0] + odd[0]) * 256 + even[1] + odd[1]) * x.factor;
-  const float high_sum = static_cast<float>((even[2] + odd[2]) * 256 + even[3] + odd[3]) * (x.factor * 0.0625f);
-  float low = low_bf16(scale.x) * low_sum + high_bf16(scale.x) * x.sum;
-  float high = low_bf16(scale.y) * high_sum + high_bf16(scale.y) * x.sum;
+  return make_int2((even[0] + odd[0]) * 256 + even[1] + odd[1], (even[2] + odd[2]) * 256 + even[3] + odd[3]);
+}
+// ... and the rows' sums over the four groups, in every lane of a quad.
+__device__ __forceinline__ float2 scale_fixed(int2 sums, uint2 scale, const FixedChunk& x) {
+  float low = low_bf16(scale.x) * (static_cast<float>(sums.x) * x.factor) + high_bf16(scale.x) * x.sum;
+  float high = low_bf16(scale.y) * (static_cast<float>(sums.y) * (x.factor * 0.0625f)) + high_bf16(scale.y) * x.sum;
   low += __shfl_xor_sync(0xffffffffu, low, 1);
   high += __shfl_xor_sync(0xffffffffu, high, 1);
   low += __shfl_xor_sync(0xffffffffu, low, 2);
@@ -143,18 +159,20 @@ __device__ __forceinline__ void store_fixed_unit(float* to, float2 sums) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   if (lane % 4 == 0) *reinterpret_cast<float2*>(to + lane / 4 * 2) = sums;
 }
-__device__ __forceinline__ float sum_fixed_units(const float* tile, int chunks, int output) {
+template <int kChunks>
+__device__ __forceinline__ float sum_fixed_units(const float* tile, int output) {
   float total = 0;
-#pragma unroll 8
-  for (int c = 0; c < chunks; ++c) total += tile[c * kTileRows + output];
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) total += tile[c * kTileRows + output];
   return total;
 }
 
 // 1 / RMS of the row from the warps' sums of squares.
+template <int kWarps>
 __device__ __forceinline__ float fixed_norm(const float* squares, int k, float eps) {
   float total = 0;
 #pragma unroll
-  for (int i = 0; i < kFixedWarps; ++i) total += squares[i];
+  for (int i = 0; i < kWarps; ++i) total += squares[i];
   return rsqrtf(total / static_cast<float>(k) + eps);
 }
 

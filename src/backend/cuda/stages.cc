@@ -27,7 +27,7 @@ Launch CudaBackend::launch_after_any() const {
 // A projection of one to eight rows, in the form that fits the GPU.
 void CudaBackend::project_rows(const PackedView& w, const GemvInput& in, int rows, float* out, size_t out_stride,
                                int columns, bool add) const {
-  const bool plain = in.heads == nullptr && in.normed_out == nullptr;
+  const bool plain = in.heads == nullptr && in.normed_out == nullptr && (in.residual != nullptr) != add;
   if (rows == 1 && plain && mechanisms_.resident_weights && resident_fits(device_, w)) {
     gemv_resident(launch_, w, in, out, columns, add);
   } else if (mechanisms_.weight_stream && stream_fits(device_, w, rows)) {
