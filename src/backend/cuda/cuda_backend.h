@@ -2,8 +2,8 @@
 // CudaBackend: the stages of backend.h on an NVIDIA GPU.
 //
 // Reading order: layout.h (weights), step.h (what a step tells the kernels), this file, cuda_backend.cc (steps and their
-// recording), stages.cc (which kernel runs when), then the kernels: linear_stream, experts_stream (before Hopper
-// linear_decode, experts_decode), gdn_decode, attention_rows for decode; gemm, group_rows, gdn_prefill, attention_tiles for
+// recording), stages.cc (which kernel runs when), then the kernels: linear_stream (before Hopper linear_decode),
+// experts_token and experts_rows, gdn_decode, attention_rows for decode; gemm, group_rows, gdn_prefill, attention_tiles for
 // prefill; pick; plain for the rest.
 //
 // Forms. One to eight rows run through the decode kernels (memory-bound, weights read once for all rows); more rows run
@@ -19,6 +19,7 @@
 #include "backend/backend.h"
 #include "backend/cuda/attention.h"
 #include "backend/cuda/experts_decode.h"
+#include "backend/cuda/experts_token.h"
 #include "backend/cuda/gdn.h"
 #include "backend/cuda/gemm.h"
 #include "backend/cuda/group_rows.h"
@@ -38,6 +39,8 @@ struct Mechanisms {
   bool gqa_packing = true;       // eight query heads share each read of the cache (decode)
   bool split_kv = true;          // a row's cache is shared out among blocks (decode)
   bool fused_choice = true;      // the experts are chosen inside the expert kernels (decode)
+  bool fused_experts = true;     // route, experts_up and experts_down of one row are one kernel (Hopper)
+  bool expert_list = true;       // an expert's weights are read once for the rows that chose it (2..32 rows)
   bool fused_gdn = true;         // one kernel for a GDN token (decode)
   bool weight_stream = true;  // weights wait in shared memory for the activations (decode, Hopper); else in registers
   bool wgmma = true;          // prefill on tensor cores, experts grouped; else eight rows at a time (Hopper)
@@ -141,15 +144,23 @@ class CudaBackend final : public Backend {
   }
   bool wgmma() const { return mechanisms_.wgmma && device_.is_hopper(); }
   bool grouped_experts(const LayerOnDevice& layer) const {
-    return !decode_rows() && wgmma() && layer.experts.packed && shape_.experts <= 1024;
+    return !decode_rows() && !listed_experts(layer) && wgmma() && layer.experts.packed && shape_.experts <= 1024;
   }
+  // The experts run through experts_rows.cu.
+  bool listed_experts(const LayerOnDevice& layer) const {
+    return mechanisms_.expert_list && layer.experts.packed && experts_rows_fit(device_, experts_decode(layer));
+  }
+  // route, experts_up and experts_down of the layer run as one kernel, started by the last.
+  bool fused_experts(const LayerOnDevice& layer) const {
+    return step_.rows == 1 && token_words_.size_bytes() > 0 && mechanisms_.fused_experts && experts_token_fits(layer);
+  }
+  void route_now(int index);
+  void experts_up_now(int index);
+  void settle();                    // runs what has been put off
   Launch launch_after_any() const;  // without programmatic dependent launch
   void project(const LayerOnDevice& layer);
   void project_rows(const PackedView& w, const GemvInput& in, int rows, float* out, size_t out_stride, int columns,
                     bool add) const;
-  bool stream_experts(const ExpertsDecode& e) const {
-    return mechanisms_.weight_stream && experts_stream_fit(device_, e);
-  }
   void multiply(const Linear& w, const __half* x, size_t x_stride, int rows, float* out, size_t out_stride, bool add);
   void multiply_experts(const PackedView& routed, const PackedView& shared, const __half* x, size_t x_stride,
                         size_t x_choice_stride, std::byte* out, size_t out_stride, size_t out_choice_stride,
@@ -180,8 +191,10 @@ class CudaBackend final : public Backend {
   DeviceArray<float> convolved_, block_scalars_;    // GDN prefill scratch
   DeviceArray<int32_t> pairs_, expert_tile_count_;  // experts' prefill scratch
   DeviceArray<ExpertTile> expert_tiles_;
-  DeviceArray<uint16_t> expert_out_;  // bf16 [row][9][hidden]
-  DeviceArray<float> partial_;        // split-KV scratch
+  DeviceArray<uint2> token_words_;     // empty where experts_token.cu cannot run
+  DeviceArray<uint32_t> token_flags_;  // and the generation
+  DeviceArray<uint16_t> expert_out_;   // bf16 [row][9][hidden]
+  DeviceArray<float> partial_;         // split-KV scratch
   DeviceArray<float> sample_weights_;
   DeviceArray<uint64_t> pick_best_;
   DeviceArray<uint32_t> pick_arrived_;
@@ -198,6 +211,10 @@ class CudaBackend final : public Backend {
   std::map<GraphKey, std::optional<Graph>> graphs_;  // an empty entry: seen once
   bool want_logits_ = false;
   bool sampled_ = false;
+  // Stages put off until experts_down() can run them as one kernel.
+  enum class PutOff : uint8_t { kNothing, kRoute, kRouteAndUp };
+  PutOff put_off_ = PutOff::kNothing;
+  int put_off_layer_ = 0;
   bool choice_pending_ = false;  // route() left the choice of experts to the expert kernels
   std::array<InFlight, kStepsInFlight> in_flight_;
   StepId last_step_ = 0;
