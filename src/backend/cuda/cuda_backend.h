@@ -2,14 +2,14 @@
 // CudaBackend: the stages of backend.h on an NVIDIA GPU.
 //
 // Reading order: layout.h (weights), step.h (what a step tells the kernels), this file, cuda_backend.cc (steps and their
-// recording), stages.cc (which kernel runs when), then the kernels: linear_stream (before Hopper linear_decode),
-// experts_token and experts_rows, gdn_decode, attention_rows for decode; gemm, group_rows, gdn_prefill, attention_tiles for
-// prefill; pick; plain for the rest.
+// recording), stages.cc (which kernel runs when), then the kernels: for decode linear_stream and linear_rows (before Hopper
+// linear_decode), experts_token, experts_stream and experts_rows (before Hopper experts_decode), gdn_decode,
+// attention_rows; for prefill gemm, group_rows, gdn_prefill, attention_tiles; pick; plain for the rest.
 //
-// Forms. One to eight rows run through the decode kernels (memory-bound, weights read once for all rows); more rows run
-// through the prefill kernels (tensor cores). A step in which every sequence has one row is recorded as a CUDA graph
-// the second time its shape is seen, and replayed from then on: positions, page tables, tokens and sampling parameters
-// lie in device memory, which begin() overwrites.
+// Forms. Few rows run through the decode kernels (memory-bound, weights read once for all rows): projections and experts up
+// to 32 rows, attention and GDN with one row a sequence. More rows run through the prefill kernels (tensor cores). A step
+// in which every sequence has one row is recorded as a CUDA graph the second time its shape is seen, and replayed from
+// then on: positions, page tables, tokens and sampling parameters lie in device memory, which begin() overwrites.
 #include <array>
 #include <map>
 #include <memory>
@@ -40,7 +40,7 @@ struct Mechanisms {
   bool split_kv = true;          // a row's cache is shared out among blocks (decode)
   bool fused_choice = true;      // the experts are chosen inside the expert kernels (decode)
   bool fused_experts = true;     // route, experts_up and experts_down of one row are one kernel (Hopper)
-  bool expert_list = true;       // an expert's weights are read once for the rows that chose it (2..32 rows)
+  bool expert_list = true;       // an expert's weights are read once for the rows that chose it (7..32 rows)
   bool fused_gdn = true;         // one kernel for a GDN token (decode)
   bool weight_stream = true;  // weights wait in shared memory for the activations (decode, Hopper); else in registers
   bool wgmma = true;          // prefill on tensor cores, experts grouped; else eight rows at a time (Hopper)
@@ -149,6 +149,9 @@ class CudaBackend final : public Backend {
   // The experts run through experts_rows.cu.
   bool listed_experts(const LayerOnDevice& layer) const {
     return mechanisms_.expert_list && layer.experts.packed && experts_rows_fit(device_, experts_decode(layer));
+  }
+  bool stream_experts(const ExpertsDecode& e) const {
+    return mechanisms_.weight_stream && experts_stream_fit(device_, e);
   }
   // route, experts_up and experts_down of the layer run as one kernel, started by the last.
   bool fused_experts(const LayerOnDevice& layer) const {

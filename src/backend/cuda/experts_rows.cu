@@ -1,4 +1,4 @@
-// The experts of 1..32 rows (decode), each expert's weights read once for the rows that chose it (expert_items.cuh).
+// The experts of 7..32 rows (decode), each expert's weights read once for the rows that chose it (expert_items.cuh).
 // swiglu_up_rows: h[row][i][u] = silu(gate_i x [u]) * (up_i x [u]) for the chosen experts and the shared one.
 //   Launch    a block of 16 warps a multiprocessor; blocks share out the tiles of the list of experts, warps the tiles of
 //             a block. A warp takes all of K for its tile, so nothing meets; its weights come through its own ring of
@@ -311,7 +311,7 @@ size_t room(const DeviceInfo& device) { return static_cast<size_t>(device.shared
 }  // namespace
 
 bool experts_rows_fit(const DeviceInfo& device, const ExpertsDecode& e) {
-  if (e.rows > kMaxExpertRows || e.experts->count > kMaxFusedExperts) return false;
+  if (e.rows < kMinExpertRows || e.rows > kMaxExpertRows || e.experts->count > kMaxFusedExperts) return false;
   const RowsParams p = make_params(e);
   return up_bytes(p, kShallow) <= room(device) && down_bytes(p) <= room(device);
 }

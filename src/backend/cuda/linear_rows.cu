@@ -5,6 +5,7 @@
 //   Moves     the weights once, K * 2 bytes of x a row and block (from L2). Bandwidth-bound: floor = bytes / peak.
 //   Numerics  a row's result does not depend on the other rows of the batch.
 #include <algorithm>
+#include <numeric>
 
 #include "backend/cuda/columns.cuh"
 #include "backend/cuda/linear_rows.h"
@@ -159,12 +160,12 @@ size_t plan(const DeviceInfo& device, LinearParams& p, int blocks) {
   if (fixed + p.slot_bytes > room) return 0;
   p.slots = std::min({share, static_cast<int>((room - fixed) / p.slot_bytes), kMaxSlots});
   if (p.slots < share) {
-    // A warp that skips tiles must still use a slot in order, else it cannot tell the slot's phases apart: the warps that
-    // take turns in a slot are always the same.
-    const int turns = chunks < kStreamWarps ? kStreamWarps / chunks : 1;
-    if (kStreamWarps % chunks != 0 || p.slots < 2 * turns) return 0;
+    // The same warps must take turns in a slot, else one may wait for a phase before the one in front of it has begun and
+    // take that for its own.
+    const int turns = kStreamWarps / std::gcd(kStreamWarps, chunks);
     p.slots = p.slots / turns * turns;
   }
+  if (p.slots == 0) return 0;
   return static_cast<size_t>(p.slots) * p.slot_bytes + fixed;
 }
 

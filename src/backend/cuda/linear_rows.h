@@ -6,7 +6,7 @@ namespace calla::cuda {
 
 inline constexpr int kMaxLinearRows = 32;
 
-// True if at least eight rows and two tiles fit in shared memory.
+// True if the matrix has a shape that the kernel takes, and its tiles and at least eight rows fit in shared memory.
 bool linear_rows_fit(const DeviceInfo& device, const PackedView& w, int rows);
 // out[row][column] (row stride `out_stride`) = or += w x. Columns >= `columns` are not written.
 void linear_rows(const Launch& launch, const PackedView& w, const __half* x, size_t x_stride, int rows, float* out,

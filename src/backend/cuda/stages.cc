@@ -263,7 +263,8 @@ void CudaBackend::experts_up_now(int index) {
         static_cast<size_t>(shape_.expert_width), shape_.expert_width, shape_.shared_expert_width, GemmOutput::kSwiglu);
   } else if (l.experts.packed) {
     const ExpertsDecode e = experts_decode(l);
-    listed_experts(l) ? experts_up_rows(launch_, e) : experts_up_decode(launch_, e);
+    if (listed_experts(l)) return experts_up_rows(launch_, e);
+    stream_experts(e) ? experts_up_stream(launch_, e) : experts_up_decode(launch_, e);
   } else {
     experts_up_plain(launch_, l.experts, l.shared, slots_, step_.rows, shape_.hidden);
   }
@@ -294,7 +295,8 @@ void CudaBackend::experts_down(int index) {
     // Given choices may come from the kernel right in front, so they must be waited for.
     const ExpertsDecode e = experts_decode(l);
     const Launch launch = choice_pending_ ? launch_ : launch_after_any();
-    listed_experts(l) ? experts_down_rows(launch, e) : experts_down_decode(launch, e);
+    if (listed_experts(l)) return experts_down_rows(launch, e);
+    stream_experts(e) ? experts_down_stream(launch, e) : experts_down_decode(launch, e);
   } else {
     experts_down_plain(launch_, l.experts, l.shared, slots_, step_.rows, shape_.hidden);
   }
