@@ -3,7 +3,7 @@
 //   Launch    128 blocks of 16 consumer warps and a producer warp (stream.cuh), one a multiprocessor; all run at once,
 //             because they wait for each other (the host asks how many fit).
 //   Exchange  what every block needs of all others (logits, then hidden units) goes through L2 in 64-bit words of payload
-//             and the launch's generation: a reader polls the word itself, so there is no flag to wait for first.
+//             and the launch's generation, so that a word tells itself whether it has arrived: no fence, no barrier.
 //   Router    a block computes two logits, in the pass that adds up the RMSNorm's squares: the weights of a thread's four
 //             inputs wait in its registers. Every block chooses the experts.
 //   Up        a block takes four tiles of one expert, and half a tile of the shared expert, whose weights came early.
@@ -72,8 +72,8 @@ struct Fixed {
 
 constexpr int kSlots = 4;  // of the ring
 constexpr size_t kUsedBytes = kSlots * kSlotBytes + sizeof(Fixed);
-// More than half of a multiprocessor's shared memory, so that no two blocks share one, and little more, so that a block of
-// the next kernel finds room for its weights.
+// More than half of a multiprocessor's shared memory, so that no two blocks share one: with 98,304 bytes they did, which
+// cost 5 % of a token.
 constexpr size_t kSharedBytes = 115840;
 static_assert(kUsedBytes <= kSharedBytes && kSlots >= kDownParts);
 
@@ -283,9 +283,8 @@ __device__ __forceinline__ void receive_hidden(const TokenParams& p, std::byte* 
   uint4 line[kRounds];
   receive_lines(line, p.exchange.units, tid, kStreamConsumers, kUnitLines, generation);
 #pragma unroll
-  for (int i = 0; i < kRounds; ++i) {
+  for (int i = 0; i < kRounds; ++i)
     if (tid + i * kStreamConsumers < kUnitLines) stage_words(to, tid + i * kStreamConsumers, line[i].x, line[i].z);
-  }
 }
 
 __global__ void __launch_bounds__(kStreamThreads, 2) experts_of_token(TokenParams p) {
