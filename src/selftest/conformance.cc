@@ -275,6 +275,19 @@ class Pair {
           b.experts_down(layer);
         },
         [&] { compare_slots("experts_down", {Slot::kResidual}); });
+    // All of them at once, which a backend may run as one.
+    stage(
+        "experts", {Slot::kResidual},
+        [&](Backend& b) {
+          b.route(layer);
+          b.group_rows(layer);
+          b.experts_up(layer);
+          b.experts_down(layer);
+        },
+        [&] {
+          compare_slots("experts", {Slot::kMoeInput, Slot::kSharedGate});
+          compare_after_experts(layer);
+        });
   }
 
   // embed, head and pick.
@@ -379,22 +392,41 @@ class Pair {
     compare(name, "v cache", vs[0], vs[1], options_.tolerance);
   }
 
-  // The chosen experts as a dense row of weights. Rows whose eighth and ninth expert are closer than the
-  // tolerance are left out: there the choice is rounding.
-  void compare_routing(int layer) {
+  // Rows whose eighth and ninth expert are not closer than the tolerance: elsewhere the choice is rounding.
+  std::vector<int> rows_with_clear_choice(int layer) {
     const MoeWeights& moe = model_.weights().layers[layer].moe;
-    const auto ids = read(*subject_, Slot::kExpertIds, rows_), weights = read(*subject_, Slot::kExpertWeights, rows_);
-    const auto expected_ids = read(*reference_, Slot::kExpertIds, rows_);
-    const auto expected_weights = read(*reference_, Slot::kExpertWeights, rows_);
     const auto x = read(*reference_, Slot::kMoeInput, rows_);
     std::vector<float> p(static_cast<size_t>(rows_) * shape_.experts);
     reference::matmul(moe.router, x, p, rows_);
-    std::vector<float> dense[2];
+    std::vector<int> rows;
     for (int row = 0; row < rows_; ++row) {
       const auto probabilities = std::span(p).subspan(static_cast<size_t>(row) * shape_.experts, shape_.experts);
       reference::softmax(probabilities);
       const std::vector<int> best = reference::top_k(probabilities, kExpertsPerToken + 1);
-      if (1 - probabilities[best[8]] / probabilities[best[7]] < 4 * options_.tolerance) continue;
+      if (1 - probabilities[best[8]] / probabilities[best[7]] >= 4 * options_.tolerance) rows.push_back(row);
+    }
+    return rows;
+  }
+
+  // The residual stream after all of the mixture of experts.
+  void compare_after_experts(int layer) {
+    const auto all = read(*subject_, Slot::kResidual, rows_), all_expected = read(*reference_, Slot::kResidual, rows_);
+    std::vector<float> out, expected;
+    for (int row : rows_with_clear_choice(layer)) {
+      const auto at = static_cast<std::ptrdiff_t>(row) * shape_.hidden;
+      out.insert(out.end(), all.begin() + at, all.begin() + at + shape_.hidden);
+      expected.insert(expected.end(), all_expected.begin() + at, all_expected.begin() + at + shape_.hidden);
+    }
+    compare("experts", slot_name(Slot::kResidual), out, expected, options_.tolerance);
+  }
+
+  // The chosen experts as a dense row of weights, for rows with a clear choice.
+  void compare_routing(int layer) {
+    const auto ids = read(*subject_, Slot::kExpertIds, rows_), weights = read(*subject_, Slot::kExpertWeights, rows_);
+    const auto expected_ids = read(*reference_, Slot::kExpertIds, rows_);
+    const auto expected_weights = read(*reference_, Slot::kExpertWeights, rows_);
+    std::vector<float> dense[2];
+    for (int row : rows_with_clear_choice(layer)) {
       for (int which = 0; which < 2; ++which) {
         std::vector<float> w(shape_.experts);
         for (int i = 0; i < kExpertsPerToken; ++i) {

@@ -25,6 +25,8 @@ constexpr MechanismName kMechanisms[] = {
     {"gqa-packing", &Mechanisms::gqa_packing},
     {"split-kv", &Mechanisms::split_kv},
     {"fused-choice", &Mechanisms::fused_choice},
+    {"fused-experts", &Mechanisms::fused_experts},
+    {"expert-list", &Mechanisms::expert_list},
     {"fused-gdn", &Mechanisms::fused_gdn},
     {"gdn-layer", &Mechanisms::gdn_layer},
     {"resident-weights", &Mechanisms::resident_weights},
@@ -112,6 +114,16 @@ void CudaBackend::allocate_slots() {
     expert_tiles_ = DeviceArray<ExpertTile>(tiles, "memory for grouping");
     expert_tile_count_ = DeviceArray<int32_t>(1, "memory for grouping");
     expert_out_ = DeviceArray<uint16_t>(rows * (kExpertsPerToken + 1) * hidden, "memory for activations");
+  }
+  if (experts_token_runs(device_)) {
+    token_words_ = DeviceArray<uint2>(kTokenWords, "memory for the experts");
+    token_flags_ = DeviceArray<uint32_t>(kTokenFlags + 1, "memory for the experts");
+    const uint32_t first = 1;
+    cuda_check(cudaMemsetAsync(token_words_.data(), 0, token_words_.size_bytes(), stream_.get()), "clear memory");
+    cuda_check(cudaMemsetAsync(token_flags_.data(), 0, token_flags_.size_bytes(), stream_.get()), "clear memory");
+    cuda_check(
+        cudaMemcpyAsync(token_flags_.data() + kTokenFlags, &first, sizeof first, cudaMemcpyHostToDevice, stream_.get()),
+        "first generation");
   }
   sample_weights_ = DeviceArray<float>(heads * vocab, "memory for sampling");
   pick_best_ = DeviceArray<uint64_t>(heads, "memory for sampling");
@@ -256,6 +268,7 @@ bool CudaBackend::begin(const Batch& batch) {
   want_logits_ = batch.want_logits;
   choice_pending_ = false;
   pending_projection_ = -1;
+  put_off_ = PutOff::kNothing;
   bool any_pick = false;
   sampled_ = false;
   for (const HeadRow& head : batch.heads) {
@@ -309,7 +322,7 @@ void CudaBackend::require_eager() {
 }
 
 StepId CudaBackend::submit() {
-  settle_projection();
+  settle();
   if (mode_ == Mode::kRecording) {
     end_recording(true);
   } else if (mode_ == Mode::kReplay) {
