@@ -13,7 +13,7 @@ std::unique_ptr<Backend> create_backend(const std::string& name, const ModelShap
   std::string known;
   for (const BackendInfo& info : list_backends()) {
     known += (known.empty() ? "" : ", ") + info.name;
-    if (name != "auto" && name != info.name) continue;
+    if (name == "auto" ? info.software : name != info.name) continue;
     if (!info.available) {
       if (name == "auto") continue;
       throw UsageError("backend '" + name + "' is not available: " + info.reason);

@@ -1,5 +1,6 @@
 #pragma once
 // Makes a backend by name. Which ones this build has is a link choice: a missing one is a stub that says so.
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,12 +14,15 @@ struct BackendInfo {
   std::string what;        // one line for --help
   bool available = false;  // built in, and the device is there
   std::string reason;      // why not, and what to do
+  bool software = false;   // stands in for a device that is not there: only for tests, and `auto` never takes it
+  std::vector<std::string> ablations;      // what `--ablate` can switch off
+  std::function<double()> read_bandwidth;  // measures bytes/s of the device's memory, reading; empty: cannot
 };
 
 // All backends that Calla knows, in order of preference for `auto`.
 std::vector<BackendInfo> list_backends();
 
-// `name` is one of list_backends(), or "auto": the first available one. Never falls back silently: an unavailable name
+// `name` is one of list_backends(), or "auto": the first available one that is no software device. Never falls back silently: an unavailable name
 // throws UsageError or DeviceError with the reason. `weights` and the checkpoint behind it must outlive the backend.
 std::unique_ptr<Backend> create_backend(const std::string& name, const ModelShape& shape, const ModelWeights& weights,
                                         const BackendOptions& options);

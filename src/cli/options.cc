@@ -20,7 +20,8 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
                   "bundled calla-tiny)")
       ->type_name("DIR");
   std::string names = "auto";
-  for (const BackendInfo& info : list_backends()) names += ", " + info.name + (info.available ? "" : " (not here)");
+  for (const BackendInfo& info : list_backends())
+    names += ", " + info.name + (!info.available ? " (not here)" : info.software ? " (a software device here)" : "");
   command.add_option("-b,--backend", options.backend, "Where to run: " + names)
       ->type_name("NAME")
       ->capture_default_str();
@@ -35,7 +36,8 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
   command.add_flag("--full-precision", options.full_precision,
                    "Compute in fp32 throughout (cpu; slower, for checking)");
   command
-      .add_option("--ablate", options.ablate, "Switch one of the backend's mechanisms off, to measure it; repeatable")
+      .add_option("--ablate", options.ablate,
+                  "Switch one of the backend's mechanisms off, to measure it; repeatable (bench: or `all`)")
       ->type_name("NAME")
       ->allow_extra_args(false);
   command.add_flag("-q,--quiet", options.quiet, "Print results only");

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "backend/create.h"
 #include "checkpoint/mapped_file.h"
 
 namespace calla {
@@ -50,6 +51,17 @@ double probe_read_bandwidth(ThreadPool& pool) {
   }
   std::sort(rates.begin(), rates.end());
   return rates[rates.size() / 2];
+}
+
+std::function<double()> bandwidth_probe(const std::string& backend, int threads) {
+  if (backend == "cpu")
+    return [threads] {
+      ThreadPool pool(threads);  // threads of its own: the backend's sleep meanwhile
+      return probe_read_bandwidth(pool);
+    };
+  for (const BackendInfo& info : list_backends())
+    if (info.name == backend) return info.read_bandwidth;
+  return {};
 }
 
 }  // namespace calla

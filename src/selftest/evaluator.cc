@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
+#include <utility>
 
 #include "base/check.h"
 #include "model/forward.h"
@@ -76,6 +78,26 @@ TokenId Evaluator::step(std::vector<float>* logits) {
     logits->assign(values.begin(), values.end());
   }
   return backend_.picked(step)[0];
+}
+
+std::vector<TokenId> Evaluator::decode(int count) {
+  std::vector<TokenId> picked;
+  const auto finish = [&](StepId step) {
+    backend_.wait(step);
+    picked.push_back(backend_.picked(step)[0]);
+  };
+  HeadRow head;
+  head.pick = true;
+  const TokenId token = kLastPicked;
+  std::optional<StepId> pending;
+  for (int i = 0; i < count; ++i) {
+    const StepId next = submit(std::span(&token, 1), std::span(&head, 1), false);
+    if (pending) finish(*pending);
+    pending = next;
+    if (!backend_.asynchronous()) finish(*std::exchange(pending, std::nullopt));
+  }
+  if (pending) finish(*pending);
+  return picked;
 }
 
 }  // namespace calla

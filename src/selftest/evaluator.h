@@ -30,6 +30,8 @@ class Evaluator {
   TokenId pick(std::span<const TokenId> tokens);
   // Appends the token picked last and picks the next; `logits`, if not null, receives the logits [vocab].
   TokenId step(std::vector<float>* logits = nullptr);
+  // `count` times step(), as fast as the backend goes: an asynchronous one gets each step before the last one is read.
+  std::vector<TokenId> decode(int count);
 
  private:
   StepId submit(std::span<const TokenId> tokens, std::span<const HeadRow> heads, bool want_logits);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "backend/create.h"
+#include "backend/metal/bandwidth.h"
 #include "backend/metal/tensor_check.h"
 #include "base/bf16.h"
 #include "base/check.h"
@@ -200,6 +201,7 @@ SequenceMemory& MetalBackend::pool() {
 std::string MetalBackend::description() const {
   const DeviceTraits& traits = device_.traits();
   std::string text = "metal: " + traits.name + (traits.architecture.empty() ? "" : " (" + traits.architecture + ")");
+  if (const std::string note = software_device_note(); !note.empty()) text += ", " + note;
   text += tensor_ops_ ? ", GEMM with tensor operations" : ", GEMM with simdgroup matrices";
   if (!tensor_note_.empty()) text += " (" + tensor_note_ + ")";
   for (const std::string& name : options_.ablate) text += ", without " + name;
@@ -426,11 +428,11 @@ namespace calla {
 // --- create.h -----------------------------------------------------------------------------------------------------
 
 BackendInfo metal_backend_info() {
-  BackendInfo info{"metal", "Apple silicon GPUs", true, ""};
-  if (!metal::metal_device_present()) {
-    info.available = false;
-    info.reason = "this machine lists no Metal device";
-  }
+  BackendInfo info{"metal", "Apple silicon GPUs", metal::metal_device_present(), ""};
+  if (!info.available) info.reason = "this machine lists no Metal device";
+  info.software = !metal::software_device_note().empty();
+  info.ablations = metal::ablation_names();
+  info.read_bandwidth = metal::probe_read_bandwidth;
   return info;
 }
 
