@@ -309,6 +309,16 @@ GoldenTolerance full_precision_tolerance() {
   return tolerance;
 }
 
+GoldenTolerance bf16_random_tolerance() {
+  GoldenTolerance tolerance;
+  tolerance.logits = 0.08;
+  tolerance.perplexity = 0.01;
+  tolerance.top1 = 0.9;
+  tolerance.state = 0.04;
+  tolerance.margin = 0.15;
+  return tolerance;
+}
+
 std::vector<GoldenResult> run_golden(Backend& backend, const ModelShape& shape, const std::filesystem::path& path,
                                      const GoldenOptions& options) {
   const GoldenFile file(path);

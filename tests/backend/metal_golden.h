@@ -18,27 +18,36 @@ struct MetalGoldenRun {
   std::vector<std::string> ablate;
 };
 
-inline void expect_metal_golden(const char* chip, const MetalGoldenRun& run) {
-  const MetalDevice device(chip);
+inline constexpr const char* kCallaTiny = "models/calla-tiny";
+inline constexpr const char* kTinyRandom = "tests/data/tiny-random";
+
+// `make(shape, weights, options)` gives the backend.
+template <class Make>
+std::vector<GoldenResult> golden_results(const MetalGoldenRun& run, Make make) {
   const std::string directory = std::string(CALLA_SOURCE_DIR) + "/" + run.model;
   const LoadedModel model = load_model(directory);
   GoldenOptions golden;
-  golden.tolerance = fast_tolerance();
+  golden.tolerance = run.model == kTinyRandom ? bf16_random_tolerance() : fast_tolerance();
   golden.cases = run.cases;
   golden.prefix = run.prefix;
   BackendOptions options;
   options.max_rows = golden.chunk;
   options.max_heads = golden.max_heads;
   options.ablate = run.ablate;
-  metal::MetalBackend backend(model.config.shape, model.weights, options);
-  const auto results = run_golden(backend, model.config.shape, directory + "/golden.safetensors", golden);
+  const auto backend = make(model.config.shape, model.weights, options);
+  return run_golden(*backend, model.config.shape, directory + "/golden.safetensors", golden);
+}
+
+inline void expect_golden_results(const std::vector<GoldenResult>& results) {
   EXPECT_FALSE(results.empty());
   for (const GoldenResult& r : results)
     EXPECT_TRUE(r.ok) << r.name << " " << r.kind << ": relative error " << r.relative << ", max " << r.max_error
                       << ", top-1 " << r.top1 << ", perplexity " << r.perplexity << " " << r.note;
 }
 
-inline constexpr const char* kCallaTiny = "models/calla-tiny";
-inline constexpr const char* kTinyRandom = "tests/data/tiny-random";
+inline void expect_metal_golden(const char* chip, const MetalGoldenRun& run) {
+  const MetalDevice device(chip);
+  expect_golden_results(golden_results(run, metal_factory()));
+}
 
 }  // namespace calla

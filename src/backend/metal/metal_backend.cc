@@ -99,7 +99,8 @@ void MetalBackend::choose_matrix_units(const ModelWeights& weights) {
   if (!device_.traits().tensor_ops || ablations_.tensor_ops) return;
   const LayerWeights& layer = weights.layers.front();
   const BoundMatrix matrix = bind_matrix(*weights_, layer.gdn ? layer.gdn->out : layer.attention->out, "out_proj");
-  const int rows = test_options_.tensor_check_rows > 0 ? test_options_.tensor_check_rows : options_.max_rows;
+  const int most = test_options_.tensor_check_rows > 0 ? test_options_.tensor_check_rows : options_.max_rows;
+  const int rows = std::min(most, options_.max_rows);  // the slots hold no more
   const std::string problem =
       check_tensor_ops(device_, matrix, rows, {slot(Slot::kMixed), slot(Slot::kResidual), scratch_.pair_out});
   tensor_ops_ = problem.empty();
