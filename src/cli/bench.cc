@@ -4,7 +4,7 @@
 #include <functional>
 #include <iostream>
 
-#include "base/error.h"
+#include "base/machine.h"
 #include "cli/bench.h"
 #include "cli/bench_report.h"
 #include "cli/commands.h"
@@ -37,6 +37,7 @@ int bench(const BenchOptions& options) {
   report.load_seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   report.model = directory.filename().string();
   report.backend = subject.backend().description();
+  report.machine = machine_description();
   report.repetitions = options.repetitions;
   report.bytes_per_token = static_cast<double>(decode_bytes(shape, model.weights, 0).total());
 

@@ -340,6 +340,9 @@ std::vector<GoldenResult> run_golden(Backend& backend, const ModelShape& shape, 
   constexpr size_t kLongestAnswer = 512;
   Runner runner(backend, shape, file, options, static_cast<int>(longest + kLongestAnswer));
   for (const std::string& name : cases) {
+    if (options.longest_prompt > 0 && file.has(name + "/prompt_ids") &&
+        file.ints(name + "/prompt_ids").size() > static_cast<size_t>(options.longest_prompt))
+      continue;
     if (options.progress) options.progress(name);
     if (file.has(name + "/logprob_w512"))
       runner.windows(name);

@@ -50,6 +50,7 @@ struct GoldenOptions {
   int chunk = 64;                                    // rows of a prefill step
   int max_heads = 32;                                // rows whose logits are taken at once
   std::vector<std::string> cases;                    // names; empty: all
+  int longest_prompt = 0;                            // leave out answers to longer prompts; 0: none is too long
   int prefix = 0;                                    // only so many tokens of each text and answer; 0: all of them
   std::function<void(const std::string&)> progress;  // gets the name of each case as it starts
 };

@@ -49,8 +49,8 @@ ModelShape real_shape(int layers) {
   return shape;
 }
 
-RandomModel::RandomModel(const ModelShape& shape, uint64_t seed, int bits, int group)
-    : shape_(shape), state_(seed * 0x9e3779b97f4a7c15u + 1) {
+RandomModel::RandomModel(const ModelShape& shape, uint64_t seed, int bits, int group, bool filled)
+    : shape_(shape), filled_(filled), state_(seed * 0x9e3779b97f4a7c15u + 1) {
   const auto plain = [&](int n, int k) { return matrix(1, n, k, bits, group); };
   weights_.embedding = plain(shape.vocab, shape.hidden);
   for (LayerKind kind : shape.layer_kinds) {
@@ -98,6 +98,7 @@ WeightMatrix RandomModel::matrix(int stack, int n, int k, int bits, int group) {
   m.k = k;
   m.bits = bits;
   m.group = group;
+  if (!filled_) return m;
   const size_t rows = static_cast<size_t>(stack) * n;
   const size_t words = rows * m.words_per_row(), groups = rows * m.groups_per_row();
   codes_.push_back(std::make_unique_for_overwrite<uint32_t[]>(words));
