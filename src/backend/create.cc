@@ -1,11 +1,19 @@
 #include "backend/create.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace calla {
 
 std::vector<BackendInfo> list_backends() {
   return {cuda_backend_info(), metal_backend_info(), cpu_backend_info(), reference_backend_info()};
+}
+
+bool is_software_device(const std::string& backend_name) {
+  const auto all = list_backends();
+  return std::any_of(all.begin(), all.end(),
+                     [&](const BackendInfo& info) { return info.name == backend_name && info.software; });
 }
 
 std::unique_ptr<Backend> create_backend(const std::string& name, const ModelShape& shape, const ModelWeights& weights,

@@ -22,6 +22,9 @@ struct BackendInfo {
 // All backends that Calla knows, in order of preference for `auto`.
 std::vector<BackendInfo> list_backends();
 
+// True for the name of a backend whose device is software here (BackendInfo::software).
+bool is_software_device(const std::string& backend_name);
+
 // `name` is one of list_backends(), or "auto": the first available one that is no software device. Never falls back silently: an unavailable name
 // throws UsageError or DeviceError with the reason. `weights` and the checkpoint behind it must outlive the backend.
 std::unique_ptr<Backend> create_backend(const std::string& name, const ModelShape& shape, const ModelWeights& weights,

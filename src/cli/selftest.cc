@@ -1,5 +1,4 @@
 // calla selftest: does this build compute the right numbers on this machine? A report to paste into an issue.
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <map>
@@ -104,7 +103,7 @@ class Selftest {
     backend_options.max_heads = golden.max_heads;
     const auto backend = create_backend(options_.model.backend, model.config.shape, model.weights, backend_options);
     std::printf("golden outputs of %s", name.c_str());
-    if (is_software(*backend)) {  // minutes otherwise
+    if (is_software_device(backend->name())) {  // minutes otherwise
       golden.prefix = 64;
       golden.longest_prompt = 20;
       std::printf(" (a device in software: the first %d tokens, prompts of at most %d)", golden.prefix,
@@ -147,12 +146,6 @@ class Selftest {
     predict(shape, model.weights, kPrompt + kTokens, name);
     const RandomModel real = RandomModel::shapes_only(real_shape(40));
     predict(real.shape(), real.weights(), kRealContext, "Qwen3.6-35B-A3B at 4K");
-  }
-
-  bool is_software(const Backend& backend) const {
-    const auto all = list_backends();
-    return std::any_of(all.begin(), all.end(),
-                       [&](const BackendInfo& info) { return info.name == backend.name() && info.software; });
   }
 
   const SelftestOptions& options_;
