@@ -1,5 +1,6 @@
 // Every stage of the Metal backend against the reference: both matrix-unit forms, each mechanism switched off, and under
 // softmetal's memory checks.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -80,6 +81,22 @@ std::string test_name(const ::testing::TestParamInfo<std::string>& info) {
 INSTANTIATE_TEST_SUITE_P(Each, MetalAblation, ::testing::ValuesIn(metal::ablation_names()), test_name);
 
 #ifndef __APPLE__
+// A GPU whose tensor elements lie otherwise than the kernels assume: the start-up check sees it, the simdgroup form takes
+// over and says why, and the results are right.
+TEST(MetalConformance, UnknownTensorLayoutFallsBack) {
+  const MetalDevice device("m5max");
+  softmetal::Options shuffled = softmetal::options();
+  shuffled.tensor_layout = softmetal::TensorLayout::kShuffled;
+  softmetal::set_options(shuffled);
+  const RandomModel model(tiny_shape(4), 15);
+  const metal::MetalBackend backend(model.shape(), model.weights(), BackendOptions{});
+  EXPECT_FALSE(backend.uses_tensor_ops());
+  EXPECT_THAT(backend.description(), ::testing::HasSubstr("not with tensor operations: this GPU lays their elements"));
+  ConformanceOptions options;
+  options.batches = {{"prefill 33 at 130", {{130, 33}}}};
+  expect_conforms(metal_factory(), model, options);
+}
+
 // No access out of bounds, no read of what nothing wrote, no race in a kernel, no missing barrier between two.
 TEST(MetalChecked, EveryStage) {
   for (const char* chip : kMetalForms) {

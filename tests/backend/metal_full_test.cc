@@ -19,6 +19,20 @@ TEST_P(MetalFull, AnswersWithoutEachMechanism) {
   }
 }
 
+#ifndef __APPLE__
+TEST_P(MetalFull, CheckedWithoutEachMechanism) {
+  const RandomModel model(tiny_shape(4), 20);
+  const MetalDevice device(GetParam(), true);
+  for (const std::string& name : metal::ablation_names()) {
+    SCOPED_TRACE(name);
+    ConformanceOptions options;
+    options.backend.ablate = {name};
+    options.batches = {{"decode of 2 at 600", {{600, 1}, {70, 1}}}, {"ragged 5 + 1 + 35", {{3, 5}, {64, 1}, {60, 35}}}};
+    expect_conforms(metal_factory(), model, options);
+  }
+}
+#endif
+
 TEST_P(MetalFull, RealWidthsPrefillWithoutEachMechanism) {
   const RandomModel model(one_layer_of_each_kind(), 18);
   const MetalDevice device(GetParam());
