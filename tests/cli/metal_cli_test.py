@@ -69,7 +69,7 @@ class Measures(unittest.TestCase):
 
     def test_bench_ablates_every_mechanism(self):
         result = calla("bench", "--backend", "metal", "--ablate", "all", "--prompts", "9", "--contexts", "0", "-r", "1",
-                       "--decode-tokens", "1", "--json")
+                       "--decode-tokens", "1", "--chunk", "16", "--json")
         self.assertEqual(result.returncode, 0, result.stderr)
         rows = {row["mechanism"]: row for row in json.loads(result.stdout)["mechanisms"]}
         with open(os.path.join(SOURCE, "docs", "metal.md"), encoding="utf-8") as file:

@@ -435,7 +435,7 @@ class ReferenceBackend final : public Backend {
 }  // namespace
 
 BackendInfo reference_backend_info() {
-  return {.name = "reference", .what = "plain fp32 loops, one thread; slow, for checking the others", .available = true};
+  return {"reference", "plain fp32 loops, one thread; slow, for checking the others", true, ""};
 }
 
 std::unique_ptr<Backend> create_reference_backend(const ModelShape& shape, const ModelWeights& weights,
