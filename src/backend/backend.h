@@ -18,6 +18,7 @@
 // Who owns which slot or page is the engine's business (engine/state_pool.h); a backend only sees numbers.
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -25,6 +26,7 @@
 
 #include "backend/sampling.h"
 #include "backend/weights.h"
+#include "base/function_ref.h"
 #include "model/shape.h"
 
 namespace calla {
@@ -34,6 +36,9 @@ inline constexpr int kKvPageRows = 64;
 inline constexpr int kStepsInFlight = 2;
 // As a token id in Batch::tokens: "the token that this sequence's last step picked", still on the device.
 inline constexpr TokenId kLastPicked = -1;
+// For people, when picked() has no token although nothing constrained it.
+inline constexpr const char* kNotFinite =
+    "the model's logits are not finite; is the checkpoint damaged? (calla inspect --verify)";
 
 // Consecutive rows of a batch that belong to one sequence. Rows of different sequences never see each other.
 struct SequenceRows {
@@ -86,6 +91,8 @@ struct BackendOptions {
   bool full_precision = false;  // cpu: fp32 activations and KV cache throughout (slower; agrees with reference to 1e-5)
   bool replay_steps = true;     // cuda: record a step and replay it; off where stages are called one by one
   std::vector<std::string> ablate;  // mechanisms to switch off, by name; each backend documents its list
+  // cuda: called now and then while the weights travel to the device, with the bytes sent and all bytes.
+  std::function<void(double done, double total)> on_upload;
 };
 
 // What the backend needs to hold for sequences; decided once by the engine.
@@ -95,6 +102,14 @@ struct StateMemoryPlan {
 };
 
 using StepId = uint64_t;
+
+// Where the time of a step went: one entry per kernel (cuda) or stage (cpu).
+struct KernelTime {
+  std::string name;
+  int launches = 0;
+  double seconds = 0;  // of all launches
+  double bytes = 0;    // weights, states and KV rows that they must move together; 0: not counted
+};
 
 class Backend {
  public:
@@ -164,6 +179,16 @@ class Backend {
   // and the picked tokens, one per head (-1 where pick was false, or where no token could be picked).
   virtual std::span<const float> logits(StepId step, int head_index) = 0;
   virtual std::span<const TokenId> picked(StepId step) = 0;
+
+  // --- measurements ---
+  // Bytes per second at which this backend's processor reads fresh memory, measured now, alone; 0: not measured.
+  virtual double probe_read_bandwidth() { return 0; }
+  // Calls `step`, which submits one step and waits for it, and tells where the time went; kernels that overlap in a
+  // step are timed apart, so their sum may exceed it. Empty: this backend cannot tell.
+  virtual std::vector<KernelTime> profile(FunctionRef<void()> step) {
+    step();
+    return {};
+  }
 
   // --- tests and tools ---
   // Rows [0, R) of a slot of the step begun last, as fp32. May force deferred work and synchronise.

@@ -16,22 +16,24 @@ bool is_software_device(const std::string& backend_name) {
                      [&](const BackendInfo& info) { return info.name == backend_name && info.software; });
 }
 
-std::unique_ptr<Backend> create_backend(const std::string& name, const ModelShape& shape, const ModelWeights& weights,
-                                        const BackendOptions& options) {
+BackendInfo choose_backend(const std::string& name) {
   std::string known;
   for (const BackendInfo& info : list_backends()) {
     known += (known.empty() ? "" : ", ") + info.name;
     if (name == "auto" ? info.software : name != info.name) continue;
-    if (!info.available) {
-      if (name == "auto") continue;
-      throw UsageError("backend '" + name + "' is not available: " + info.reason);
-    }
-    if (info.name == "cuda") return create_cuda_backend(shape, weights, options);
-    if (info.name == "metal") return create_metal_backend(shape, weights, options);
-    if (info.name == "cpu") return create_cpu_backend(shape, weights, options);
-    return create_reference_backend(shape, weights, options);
+    if (info.available) return info;
+    if (name != "auto") throw UsageError("backend '" + name + "' is not available: " + info.reason);
   }
   throw UsageError("unknown backend '" + name + "'; known: auto, " + known);
+}
+
+std::unique_ptr<Backend> create_backend(const std::string& name, const ModelShape& shape, const ModelWeights& weights,
+                                        const BackendOptions& options) {
+  const std::string chosen = choose_backend(name).name;
+  if (chosen == "cuda") return create_cuda_backend(shape, weights, options);
+  if (chosen == "metal") return create_metal_backend(shape, weights, options);
+  if (chosen == "cpu") return create_cpu_backend(shape, weights, options);
+  return create_reference_backend(shape, weights, options);
 }
 
 }  // namespace calla

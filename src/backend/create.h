@@ -1,6 +1,5 @@
 #pragma once
 // Makes a backend by name. Which ones this build has is a link choice: a missing one is a stub that says so.
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,13 +9,13 @@
 namespace calla {
 
 struct BackendInfo {
-  std::string name;        // "cpu"
-  std::string what;        // one line for --help
-  bool available = false;  // built in, and the device is there
-  std::string reason;      // why not, and what to do
-  bool software = false;   // stands in for a device that is not there: only for tests, and `auto` never takes it
-  std::vector<std::string> ablations;      // what `--ablate` can switch off
-  std::function<double()> read_bandwidth;  // measures bytes/s of the device's memory, reading; empty: cannot
+  std::string name;             // "cpu"
+  std::string what;             // one line for --help
+  bool available = false;       // built in, and the device is there
+  std::string reason;           // why not, and what to do
+  bool fills_outlines = false;  // takes weights without memory (weights_outline.h) and makes random ones on the device
+  bool software = false;        // stands in for a device that is not there: only for tests, and `auto` never takes it
+  std::vector<std::string> ablations;  // what `--ablate` can switch off
 };
 
 // All backends that Calla knows, in order of preference for `auto`.
@@ -25,8 +24,11 @@ std::vector<BackendInfo> list_backends();
 // True for the name of a backend whose device is software here (BackendInfo::software).
 bool is_software_device(const std::string& backend_name);
 
-// `name` is one of list_backends(), or "auto": the first available one that is no software device. Never falls back silently: an unavailable name
-// throws UsageError or DeviceError with the reason. `weights` and the checkpoint behind it must outlive the backend.
+// The backend that `name` means here: one of list_backends(), or "auto" for the first available one that is no software
+// device. Never falls back silently: an unknown or unavailable name throws UsageError with the reason.
+BackendInfo choose_backend(const std::string& name);
+
+// Makes the backend that choose_backend(name) finds. Throws as that does, or DeviceError. `weights` and the checkpoint behind it must outlive the backend.
 std::unique_ptr<Backend> create_backend(const std::string& name, const ModelShape& shape, const ModelWeights& weights,
                                         const BackendOptions& options);
 

@@ -23,6 +23,13 @@ void apply_penalties(std::span<float> logits, std::span<const TokenCount> counts
   }
 }
 
+double log_probability(std::span<const float> logits, TokenId token) {
+  const float max = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - max);
+  return logits[static_cast<size_t>(token)] - max - std::log(sum);
+}
+
 TokenId pick_token(std::span<float> logits, const SamplingParams& params, std::span<const TokenCount> counts,
                    std::span<const uint32_t> allowed, uint64_t position) {
   apply_penalties(logits, counts, params);

@@ -47,6 +47,9 @@ inline float draw_uniform(uint64_t seed, uint64_t position) {
 // Applies the penalties in place: repetition first, then frequency and presence. logits [vocab], counts [vocab].
 void apply_penalties(std::span<float> logits, std::span<const TokenCount> counts, const SamplingParams& params);
 
+// log softmax(logits)[token], summed in double. logits [vocab], finite.
+double log_probability(std::span<const float> logits, TokenId token);
+
 // Picks a token as defined above. `logits` [vocab] is changed (penalties, masking). `counts` may be empty when there
 // are no penalties; `allowed` is a bit per token (bit i % 32 of word i / 32), or empty for no constraint.
 // With no token allowed, or with NaN among the logits: returns -1.

@@ -1,8 +1,11 @@
 #include "base/thread_pool.h"
 
 #include <algorithm>
+#include <string>
+#include <system_error>
 
 #include "base/check.h"
+#include "base/error.h"
 #ifdef __linux__
 #include <sched.h>
 #endif
@@ -11,6 +14,9 @@ namespace calla {
 namespace {
 
 constexpr int kSpins = 20000;  // roughly 50-100 us: longer than the gap between two loops of one step
+
+uint32_t number_of(uint64_t loop) { return static_cast<uint32_t>(loop >> 32); }
+uint32_t workers_in(uint64_t loop) { return static_cast<uint32_t>(loop & 0x7fffffff); }
 
 uint64_t pack(uint32_t begin, uint32_t end) { return (static_cast<uint64_t>(begin) << 32) | end; }
 uint32_t begin_of(uint64_t range) { return static_cast<uint32_t>(range >> 32); }
@@ -22,6 +28,14 @@ inline void pause() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+// Waits a moment; longer and longer ones go to whoever else wants the core.
+void wait_a_moment(int& spins) {
+  if (++spins < kSpins)
+    pause();
+  else
+    std::this_thread::yield();
 }
 
 }  // namespace
@@ -37,12 +51,20 @@ int available_cores() {
 ThreadPool::ThreadPool(int threads) {
   if (threads <= 0) threads = available_cores();
   shares_ = std::vector<Share>(static_cast<size_t>(threads));
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  try {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  } catch (const std::system_error& error) {
+    stop();
+    throw DeviceError("only " + std::to_string(workers_.size() + 1) + " of " + std::to_string(threads) +
+                      " threads can be started: " + error.code().message() + "; use fewer --threads");
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   stop_ = true;
-  generation_.fetch_add(1);
+  loop_.fetch_add(uint64_t{1} << 32);
   {
     std::lock_guard lock(mutex_);
     wake_.notify_all();
@@ -50,23 +72,24 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
-void ThreadPool::run(FunctionRef<void(int)> body) {
-  if (!workers_.empty()) {
-    body_ = &body;
-    running_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-    generation_.fetch_add(1);  // seq_cst: ordered before the look at sleepers_
-    if (sleepers_.load() > 0) {
-      std::lock_guard lock(mutex_);
-      wake_.notify_all();
-    }
+void ThreadPool::run(FunctionRef<void(int)> body) { open(body, true); }
+
+void ThreadPool::open(FunctionRef<void(int)> body, bool all) {
+  if (workers_.empty()) return body(0);
+  body_ = &body;
+  came_.store(0, std::memory_order_relaxed);
+  const uint64_t number = number_of(loop_.load(std::memory_order_relaxed)) + 1;
+  loop_.store(number << 32);  // seq_cst: ordered before the look at sleepers_
+  if (sleepers_.load() > 0) {
+    std::lock_guard lock(mutex_);
+    wake_.notify_all();
   }
   body(0);
-  for (int spin = 0; running_.load(std::memory_order_acquire) > 0; ++spin) {
-    if (spin < kSpins)
-      pause();
-    else
-      std::this_thread::yield();
-  }
+  int spins = 0;
+  while (all && came_.load(std::memory_order_acquire) < static_cast<int>(workers_.size())) wait_a_moment(spins);
+  loop_.fetch_or(kClosed, std::memory_order_relaxed);
+  spins = 0;
+  while (workers_in(loop_.load(std::memory_order_acquire)) > 0) wait_a_moment(spins);
 }
 
 void ThreadPool::parallel_for(size_t count, size_t grain, FunctionRef<void(size_t, size_t, int)> body) {
@@ -77,13 +100,15 @@ void ThreadPool::parallel_for(size_t count, size_t grain, FunctionRef<void(size_
     return;
   }
   std::atomic<size_t> next{0};
-  run([&](int thread) {
-    for (;;) {
-      const size_t begin = next.fetch_add(grain, std::memory_order_relaxed);
-      if (begin >= count) return;
-      body(begin, std::min(count, begin + grain), thread);
-    }
-  });
+  open(
+      [&](int thread) {
+        for (;;) {
+          const size_t begin = next.fetch_add(grain, std::memory_order_relaxed);
+          if (begin >= count) return;
+          body(begin, std::min(count, begin + grain), thread);
+        }
+      },
+      false);
 }
 
 void ThreadPool::for_each(size_t count, FunctionRef<void(size_t, size_t, int)> body) {
@@ -97,14 +122,16 @@ void ThreadPool::for_each(size_t count, FunctionRef<void(size_t, size_t, int)> b
   for (size_t t = 0; t < n; ++t)
     shares_[t].range.store(pack(static_cast<uint32_t>(count * t / n), static_cast<uint32_t>(count * (t + 1) / n)),
                            std::memory_order_relaxed);
-  run([&](int thread) {
-    const auto self = static_cast<size_t>(thread);
-    do {
-      uint32_t index = 0;
-      bool more = false;
-      while (take(self, index, more)) body(index, more ? index + 1 : count, thread);
-    } while (steal(self));
-  });
+  open(
+      [&](int thread) {
+        const auto self = static_cast<size_t>(thread);
+        do {
+          uint32_t index = 0;
+          bool more = false;
+          while (take(self, index, more)) body(index, more ? index + 1 : count, thread);
+        } while (steal(self));
+      },
+      false);
 }
 
 // Takes the first index of a thread's own share; `more`: the share has another one.
@@ -143,23 +170,30 @@ bool ThreadPool::steal(size_t thread) {
 }
 
 void ThreadPool::work(int thread) {
-  uint64_t seen = 0;
+  uint32_t seen = 0;
   for (;;) {
     int spin = 0;
-    while (generation_.load(std::memory_order_acquire) == seen) {
+    uint64_t loop = loop_.load(std::memory_order_acquire);
+    for (; number_of(loop) == seen; loop = loop_.load(std::memory_order_acquire)) {
       if (++spin < kSpins) {
         pause();
         continue;
       }
       std::unique_lock lock(mutex_);
       sleepers_.fetch_add(1);
-      wake_.wait(lock, [&] { return generation_.load() != seen; });
+      wake_.wait(lock, [&] { return number_of(loop_.load()) != seen; });
       sleepers_.fetch_sub(1);
     }
-    seen = generation_.load(std::memory_order_acquire);
     if (stop_) return;
+    seen = number_of(loop);
+    // Enters unless the loop is over; a newer one is seen next time.
+    bool entered = false;
+    while (number_of(loop) == seen && (loop & kClosed) == 0 && !entered)
+      entered = loop_.compare_exchange_weak(loop, loop + 1, std::memory_order_acquire);
+    if (!entered) continue;
+    came_.fetch_add(1, std::memory_order_relaxed);
     (*body_)(thread);
-    running_.fetch_sub(1, std::memory_order_release);
+    loop_.fetch_sub(1, std::memory_order_release);
   }
 }
 

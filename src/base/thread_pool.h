@@ -1,38 +1,22 @@
 #pragma once
 // ThreadPool: a fixed set of threads that run one parallel loop at a time, made for thousands of short loops
-// a second (a decode step has several per layer): workers spin for a moment before they sleep.
+// a second (a decode step has several per layer): workers spin for a moment before they sleep, and a loop whose work is
+// done does not wait for a worker that has not come yet (other programs may have its core).
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <mutex>
 #include <thread>
-#include <type_traits>
-#include <utility>
 #include <vector>
+
+#include "base/function_ref.h"
 
 namespace calla {
 
-// A reference to something callable, for the length of a call: unlike std::function it never allocates.
-template <class Signature>
-class FunctionRef;
-template <class Result, class... Args>
-class FunctionRef<Result(Args...)> {
- public:
-  template <class F>
-  requires(!std::is_same_v<std::remove_cvref_t<F>, FunctionRef>) FunctionRef(F&& f)  // NOLINT: implicit on purpose
-      : object_(const_cast<void*>(static_cast<const void*>(&f))), call_([](void* object, Args... args) -> Result {
-          return (*static_cast<std::remove_reference_t<F>*>(object))(std::forward<Args>(args)...);
-        }) {}
-  Result operator()(Args... args) const { return call_(object_, std::forward<Args>(args)...); }
-
- private:
-  void* object_;
-  Result (*call_)(void*, Args...);
-};
-
 class ThreadPool {
  public:
-  // `threads` includes the calling thread; 0 means every core this process may use.
+  // `threads` includes the calling thread; 0 means every core this process may use. Throws DeviceError if the system
+  // refuses threads.
   explicit ThreadPool(int threads = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -55,19 +39,24 @@ class ThreadPool {
   void for_each(size_t count, FunctionRef<void(size_t index, size_t next, int thread)> body);
 
  private:
+  static constexpr uint64_t kClosed = uint64_t{1} << 31;
   // A thread's share of for_each: the first index not yet taken (upper half) and the end.
   struct alignas(64) Share {
     std::atomic<uint64_t> range{0};
   };
+  // Lets the workers in, calls body(0), and returns when all who came are out; `all`: waits for everyone to come.
+  void open(FunctionRef<void(int thread)> body, bool all);
   void work(int thread);
+  void stop();
   bool take(size_t thread, uint32_t& index, bool& more);
   bool steal(size_t thread);
 
   std::vector<Share> shares_;  // one per thread
   std::vector<std::thread> workers_;
   const FunctionRef<void(int)>* body_ = nullptr;
-  std::atomic<uint64_t> generation_{0};
-  std::atomic<int> running_{0};
+  // The loop that runs: its number (upper half), whether it is closed to newcomers, and how many workers are in it.
+  std::atomic<uint64_t> loop_{kClosed};
+  std::atomic<int> came_{0};  // workers that entered the loop
   std::atomic<int> sleepers_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;

@@ -61,7 +61,7 @@ uint64_t read_per_token(Part part, uint64_t amount, const ModelShape& shape) {
 MemoryPlan plan_memory(const ModelShape& shape, uint64_t weights, const InspectOptions& options) {
   const auto u64 = [](int value) { return static_cast<uint64_t>(value); };
   MemoryPlan plan;
-  plan.context = options.context > 0 ? options.context : std::min(8192, shape.max_context);
+  plan.context = options.context > 0 ? options.context : std::min(kDefaultContext, shape.max_context);
   plan.sequences = options.sequences;
   plan.weights = weights;
   const uint64_t gdn_state = u64(shape.gdn_value_heads) * kGdnHeadDim * kGdnHeadDim * 4;

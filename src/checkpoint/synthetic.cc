@@ -1,8 +1,11 @@
 #include "checkpoint/synthetic.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <charconv>
 #include <cmath>
 #include <cstring>
 
@@ -184,10 +187,12 @@ void copy_tokenizer(const fs::path& from, const fs::path& to) {
 // A directory under a temporary name, removed unless it is given its final one.
 class PartialDirectory {
  public:
-  explicit PartialDirectory(fs::path path)
-      : path_(std::move(path)), partial_(path_.string() + ".partial-" + std::to_string(::getpid())) {
+  explicit PartialDirectory(const fs::path& path)
+      : path_(path.has_filename() ? path : path.parent_path()),  // "DIR/" is DIR
+        partial_(path_.string() + kPartial + std::to_string(::getpid())) {
+    remove_leftovers();
     if (fs::exists(path_) && !(fs::is_directory(path_) && fs::is_empty(path_)))
-      throw CheckpointError(path_.string() + ": exists already; remove it or choose another name");
+      throw UsageError(path_.string() + ": exists already; remove it or choose another name");
     fs::create_directories(partial_);
   }
   ~PartialDirectory() {
@@ -198,6 +203,26 @@ class PartialDirectory {
   PartialDirectory& operator=(const PartialDirectory&) = delete;
 
   const fs::path& path() const { return partial_; }
+
+ private:
+  static constexpr const char* kPartial = ".partial-";
+
+  // What earlier processes that were killed have left under this name.
+  void remove_leftovers() const {
+    const std::string prefix = path_.filename().string() + kPartial;
+    std::error_code ignored;
+    for (const auto& entry : fs::directory_iterator(path_.parent_path(), ignored)) {
+      const std::string name = entry.path().filename().string();
+      if (!name.starts_with(prefix)) continue;
+      const std::string digits = name.substr(prefix.size());
+      pid_t process = 0;
+      const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), process);
+      const bool is_process = error == std::errc() && end == digits.data() + digits.size() && process > 0;
+      if (is_process && ::kill(process, 0) != 0 && errno == ESRCH) fs::remove_all(entry.path(), ignored);
+    }
+  }
+
+ public:
   void finish() {
     fs::rename(partial_, path_);
     finished_ = true;

@@ -1,6 +1,8 @@
 #include "checkpoint/writer.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -103,8 +105,23 @@ void write_shard(SafetensorsWriter& writer, std::span<const TensorSpec> tensors,
 }  // namespace
 
 PartialFile::PartialFile(fs::path path) : path_(std::move(path)), partial_(path_.string() + ".partial") {
-  fd_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  fd_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
   if (fd_ < 0) fail(partial_, "create the file");
+  // One writer at a time. What a killed one left is taken over: its lock is gone.
+  struct stat mine = {}, there = {};
+  const bool locked = ::flock(fd_, LOCK_EX | LOCK_NB) == 0;
+  if (!locked || ::fstat(fd_, &mine) != 0 || ::stat(partial_.c_str(), &there) != 0 || mine.st_ino != there.st_ino) {
+    ::close(fd_);
+    throw CheckpointError(path_.string() + ": another process is writing this file");
+  }
+  // A file that is replaced keeps its permissions.
+  const bool replaces = ::stat(path_.c_str(), &there) == 0;
+  if (::ftruncate(fd_, 0) != 0 || (replaces && ::fchmod(fd_, there.st_mode & 07777) != 0)) {
+    const int error = errno;
+    ::close(fd_);
+    errno = error;
+    fail(partial_, "prepare the file");
+  }
 }
 
 PartialFile::~PartialFile() {
@@ -124,13 +141,11 @@ void PartialFile::write(uint64_t offset, std::span<const std::byte> bytes) {
 }
 
 void PartialFile::finish() {
+  // The bytes reach the disk before the name does, or a power cut could leave neither the old file nor the new. The
+  // lock is held until the name is final.
+  if (::fsync(fd_) != 0 || ::rename(partial_.c_str(), path_.c_str()) != 0) fail(path_, "finish the file");
   const int fd = std::exchange(fd_, -1);
-  const bool closed = ::close(fd) == 0;  // some file systems report a full disk only here
-  if (closed && ::rename(partial_.c_str(), path_.c_str()) == 0) return;
-  const int error = errno;
-  ::unlink(partial_.c_str());
-  errno = error;
-  fail(path_, "finish the file");
+  if (::close(fd) != 0) fail(path_, "finish the file");
 }
 
 SafetensorsWriter::SafetensorsWriter(const fs::path& path, std::span<const TensorSpec> tensors,

@@ -27,10 +27,10 @@ struct TensorSpec {
   }
 };
 
-// A file that is being written: under a temporary name until finish(), removed if that never comes.
+// A file that is being written: as PATH.partial, locked, until finish(); removed if that never comes.
 class PartialFile {
  public:
-  // Throws CheckpointError, as all members do, if the file system refuses.
+  // Throws CheckpointError, as all members do, if the file system refuses or another process is writing the file.
   explicit PartialFile(std::filesystem::path path);
   ~PartialFile();
   PartialFile(const PartialFile&) = delete;

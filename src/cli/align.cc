@@ -10,8 +10,10 @@ namespace calla {
 namespace {
 
 int align(const std::string& directory) {
+  const InterruptFlag interrupt;
   ProgressLine progress("rewriting", "bytes", true);
   const std::vector<std::string> files = pad_headers(directory, [&](uint64_t done, uint64_t total) {
+    interrupt.check();
     progress.update(static_cast<double>(done), static_cast<double>(total));
   });
   progress.clear();

@@ -89,39 +89,75 @@ std::string panel(const std::string& title, const std::string& x_label, const st
   return svg;
 }
 
+// The kernels of a step, the slowest first.
+std::string profile_table(const BenchProfile& profile, double bandwidth) {
+  std::vector<KernelTime> kernels = profile.kernels;
+  std::sort(kernels.begin(), kernels.end(),
+            [](const KernelTime& a, const KernelTime& b) { return a.seconds > b.seconds; });
+  double sum = 0;
+  for (const KernelTime& k : kernels) sum += k.seconds;
+  std::string text =
+      "\n" + profile.what + ", each part timed alone: " + human_seconds(sum) + "\n" +
+      format("%-44s %8s %10s %8s %10s %9s %9s\n", "part", "times", "us each", "share", "MB each", "GB/s", "of limit");
+  for (const KernelTime& k : kernels) {
+    text += format("%-44.44s %8d %10.1f %7.1f%%", k.name.c_str(), k.launches, k.seconds / k.launches * 1e6,
+                   100 * k.seconds / sum);
+    if (profile.counted && k.bytes > 0) {
+      text += format(" %10.2f %9.0f", k.bytes / k.launches / 1e6, k.bytes / k.seconds / 1e9);
+      if (bandwidth > 0) text += format(" %7.0f %%", 100 * k.bytes / k.seconds / bandwidth);
+    }
+    text += "\n";
+  }
+  return text;
+}
+
+Json profile_json(const BenchProfile& profile) {
+  Json parts = Json::array();
+  for (const KernelTime& k : profile.kernels) {
+    Json part = {{"name", k.name}, {"times", k.launches}, {"seconds", k.seconds}};
+    if (profile.counted && k.bytes > 0) part["bytes"] = k.bytes;
+    parts.push_back(std::move(part));
+  }
+  return {{"step", profile.what}, {"parts", std::move(parts)}};
+}
+
 }  // namespace
 
 std::string bench_table(const BenchReport& report) {
-  std::string text = report.model + " on " + report.backend + "\n";
+  std::string text = report.model + " on " + report.backend + "\n" + report.machine + "\n";
   if (report.read_bandwidth > 0)
     text += format("read bandwidth %.1f GB/s (probed in this run); %s a token without context\n",
                    report.read_bandwidth / 1e9, human_bytes(report.bytes_per_token).c_str());
   const auto rows = [&](const char* title, const char* length, const std::vector<BenchPoint>& points) {
     if (points.empty()) return;
-    text += format("\n%s\n%10s %12s %22s %12s %10s\n", title, length, "tokens/s", "slowest .. fastest", "limit",
-                   "of limit");
+    const bool limited = std::any_of(points.begin(), points.end(), [](const BenchPoint& p) { return p.limit > 0; });
+    text += format("\n%s\n%10s %12s %22s", title, length, "tokens/s", "slowest .. fastest");
+    text += limited ? format(" %12s %10s\n", "limit", "of limit") : "\n";
     for (const BenchPoint& p : points) {
       const std::string range = with_commas(p.low, 1) + " .. " + with_commas(p.high, 1);
-      text += format("%10d %12s %22s %12s %10s\n", p.tokens, with_commas(p.tokens_per_s, 1).c_str(), range.c_str(),
-                     p.limit > 0 ? with_commas(p.limit, 1).c_str() : "-",
-                     p.limit > 0 ? format("%.0f %%", 100 * p.tokens_per_s / p.limit).c_str() : "-");
+      text += format("%10d %12s %22s", p.tokens, with_commas(p.tokens_per_s, 1).c_str(), range.c_str());
+      if (p.limit > 0)
+        text += format(" %12s %8.0f %%", with_commas(p.limit, 1).c_str(), 100 * p.tokens_per_s / p.limit);
+      text += "\n";
     }
   };
   rows(format("prefill, median of %d", report.repetitions).c_str(), "prompt", report.prefill);
   rows(format("decode, median of %d", report.repetitions).c_str(), "context", report.decode);
+  for (const BenchProfile& profile : report.profiles) text += profile_table(profile, report.read_bandwidth);
   return text;
 }
 
 std::string bench_json(const BenchReport& report) {
-  const Json json = {{"model", report.model},
-                     {"backend", report.backend},
-                     {"machine", report.machine},
-                     {"read_bandwidth_bytes_per_s", report.read_bandwidth},
-                     {"bytes_per_token_at_context_0", report.bytes_per_token},
-                     {"repetitions", report.repetitions},
-                     {"load_seconds", report.load_seconds},
-                     {"prefill", points_json(report.prefill, "prompt_tokens")},
-                     {"decode", points_json(report.decode, "context_tokens")}};
+  Json json = {{"model", report.model},
+               {"backend", report.backend},
+               {"machine", report.machine},
+               {"read_bandwidth_bytes_per_s", report.read_bandwidth},
+               {"bytes_per_token_at_context_0", report.bytes_per_token},
+               {"repetitions", report.repetitions},
+               {"load_seconds", report.load_seconds},
+               {"prefill", points_json(report.prefill, "prompt_tokens")},
+               {"decode", points_json(report.decode, "context_tokens")}};
+  for (const BenchProfile& profile : report.profiles) json["profiles"].push_back(profile_json(profile));
   return json.dump(2) + "\n";
 }
 

@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "backend/backend.h"
+
 namespace calla {
 
 struct BenchPoint {
@@ -12,6 +14,12 @@ struct BenchPoint {
   double limit = 0;          // tokens/s at the counted bytes and the probed bandwidth; 0: not known
 };
 
+struct BenchProfile {
+  std::string what;      // of which step
+  bool counted = false;  // the kernels' bytes are known
+  std::vector<KernelTime> kernels;
+};
+
 struct BenchReport {
   std::string model, backend, machine;
   double read_bandwidth = 0;   // bytes/s, probed in this run; 0: not probed
@@ -19,6 +27,7 @@ struct BenchReport {
   int repetitions = 0;
   double load_seconds = 0;
   std::vector<BenchPoint> prefill, decode;
+  std::vector<BenchProfile> profiles;
 };
 
 // One mechanism of a backend: tokens/s with it and without it at each point, measured in alternating order.

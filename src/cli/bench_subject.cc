@@ -1,83 +1,51 @@
-#include <algorithm>
-#include <chrono>
-#include <fstream>
-#include <random>
+#include "cli/bench_subject.h"
 
-#include "backend/create.h"
+#include "backend/weights_outline.h"
 #include "base/error.h"
-#include "cli/bench.h"
+#include "checkpoint/machine_memory.h"
+#include "cli/terminal.h"
 
 namespace calla {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+constexpr uint64_t kSeed = 1;
 
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
-int longest_sequence(const BenchOptions& options, const ModelShape& shape) {
-  int longest = 0;
-  for (int prompt : options.prompts) longest = std::max(longest, prompt);
-  for (int context : options.contexts) longest = std::max(longest, context + options.decode_tokens + 2);
-  if (longest > shape.max_context)
-    throw UsageError("the model's context holds " + std::to_string(shape.max_context) + " tokens; a length of " +
-                     std::to_string(longest) + " does not fit");
-  return longest;
+double bytes_of(const ModelWeights& weights) {
+  double bytes = 0;
+  for_each_matrix(weights, [&](const WeightMatrix& matrix) { bytes += static_cast<double>(matrix.bytes()); });
+  return bytes;
 }
 
 }  // namespace
 
-BenchSubject::BenchSubject(const LoadedModel& model, const BenchOptions& options,
-                           const std::vector<std::string>& ablate) {
-  const ModelShape& shape = model.config.shape;
-  const int longest = longest_sequence(options, shape);
-  BackendOptions backend_options;
-  backend_options.threads = options.model.threads;
-  backend_options.full_precision = options.model.full_precision;
-  backend_options.ablate = ablate;
-  backend_options.max_rows = options.chunk;
-  backend_options.max_heads = 1;
-  backend_ = create_backend(options.model.backend, shape, model.weights, backend_options);
-  evaluator_.emplace(*backend_, shape, longest, options.chunk, 1);
-  std::mt19937 random(1);
-  tokens_.resize(static_cast<size_t>(longest));
-  for (TokenId& token : tokens_) token = static_cast<TokenId>(random() % static_cast<unsigned>(shape.vocab));
+BenchSubject::BenchSubject(const ModelOptions& options, const std::string& synthetic, int layers)
+    : backend_(choose_backend(options.backend)) {
+  if (synthetic.empty()) {
+    const std::filesystem::path directory = find_model(options.model);
+    loaded_.emplace(load_model(directory));
+    name_ = std::filesystem::weakly_canonical(directory).filename().string();
+    shape_ = loaded_->config.shape;
+    return;
+  }
+  shape_ = named_shape(synthetic, layers);
+  name_ = synthetic + " (random weights, " + std::to_string(shape_.layers()) + " layers)";
+  outline_ = outline_weights(shape_, kSeed);
+  if (backend_.fills_outlines) return;
+  const double needed = bytes_of(outline_), available = static_cast<double>(machine_memory().available);
+  if (available > 0 && needed > available)
+    throw UsageError("--synthetic " + synthetic + ": " + std::to_string(shape_.layers()) + " layers of weights take " +
+                     human_bytes(needed) + ", but only " + human_bytes(available) +
+                     " are free; fewer --layers fit, or `calla make-checkpoint` and --model, which maps a file");
+  random_.emplace(shape_, kSeed);
 }
 
-double BenchSubject::prefill_rate(int tokens) {
-  evaluator_->reset();
-  const auto start = Clock::now();
-  evaluator_->pick(take(tokens));
-  return tokens / seconds_since(start);
+const ModelWeights& BenchSubject::weights() const {
+  if (loaded_) return loaded_->weights;
+  return random_ ? random_->weights() : outline_;
 }
 
-void BenchSubject::fill(int context) {
-  evaluator_->reset();
-  evaluator_->pick(take(context + 1));
-  evaluator_->step();
-}
-
-double BenchSubject::decode_rate(int tokens) {
-  const auto start = Clock::now();
-  evaluator_->decode(tokens);
-  return tokens / seconds_since(start);
-}
-
-void BenchSubject::warm_up() {
-  evaluator_->reset();
-  evaluator_->pick(take(static_cast<int>(std::min<size_t>(tokens_.size(), 64))));
-  if (tokens_.size() > 64 + 4) evaluator_->decode(4);
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-void write_bench_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::trunc);
-  file << text;
-  file.close();
-  if (!file) throw Error(path + " cannot be written");
+std::unique_ptr<Backend> BenchSubject::make_backend(const BackendOptions& options) const {
+  return create_backend(backend_.name, shape_, weights(), options);
 }
 
 }  // namespace calla

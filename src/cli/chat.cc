@@ -1,10 +1,12 @@
 // calla chat: a conversation in the terminal.
 #include <editline/readline.h>
+#include <signal.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
+#include <filesystem>
 #include <iostream>
 #include <sstream>
 
@@ -12,6 +14,7 @@
 #include "chat/json.h"
 #include "chat/render.h"
 #include "chat/text.h"
+#include "checkpoint/writer.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/reply_printer.h"
@@ -24,16 +27,41 @@ constexpr const char* kHelp =
     "  /reset           forget the conversation\n"
     "  /system TEXT     set the system message (and forget the conversation); without TEXT: show it\n"
     "  /think on|off    think before answering, or not\n"
-    "  /save FILE       write the conversation as JSON messages\n"
+    "  /save FILE       write the conversation as JSON messages; /save! replaces a file that exists\n"
     "  /stats           speeds of the last answer, and the cache\n"
-    "  /quit            end (also Ctrl-D)\n"
-    "  Ctrl-C           stop the answer\n";
+    "  /quit, /exit     end (also Ctrl-D, or Ctrl-C twice)\n"
+    "  //TEXT           say /TEXT, a message that begins with a slash\n"
+    "  Ctrl-C           stop the answer, or clear the line\n";
 
 struct ChatOptions {
   ModelOptions model;
   SamplingOptions sampling;
   std::string system;
   bool no_think = false;
+  bool show_thinking = false;
+};
+
+// Set while a line is read and Ctrl-C is pressed; a handler cannot reach more.
+volatile std::sig_atomic_t prompt_interrupted = 0;
+
+extern "C" void note_prompt_interrupt(int) { prompt_interrupted = 1; }
+
+// While it lives, SIGINT only makes a read fail.
+class PromptInterrupt {
+ public:
+  PromptInterrupt() {
+    prompt_interrupted = 0;
+    struct sigaction action = {};
+    action.sa_handler = note_prompt_interrupt;  // no SA_RESTART: the read ends
+    ::sigaction(SIGINT, &action, &before_);
+  }
+  ~PromptInterrupt() { ::sigaction(SIGINT, &before_, nullptr); }
+  PromptInterrupt(const PromptInterrupt&) = delete;
+  PromptInterrupt& operator=(const PromptInterrupt&) = delete;
+  bool happened() const { return prompt_interrupted != 0; }
+
+ private:
+  struct sigaction before_ = {};
 };
 
 // Reads lines with editing and history on a terminal, plainly otherwise.
@@ -46,14 +74,22 @@ class LineReader {
     }
   }
   bool interactive() const { return interactive_; }
-  // False at the end of the input.
+  // False at the end of the input, or after Ctrl-C twice in a row.
   bool read(std::string& line) {
     if (!interactive_) return static_cast<bool>(std::getline(std::cin, line));
-    const std::unique_ptr<char, decltype(&std::free)> text(::readline("> "), &std::free);
-    if (!text) return false;
-    line = text.get();
-    if (!line.empty()) ::add_history(line.c_str());
-    return true;
+    for (bool again = false;; again = true) {
+      const PromptInterrupt interrupt;
+      const std::unique_ptr<char, decltype(&std::free)> text(::readline("> "), &std::free);
+      if (interrupt.happened()) {
+        if (again) return false;
+        std::fputs("\nCtrl-C again, or Ctrl-D, ends; the conversation is still there.\n", stderr);
+        continue;
+      }
+      if (!text) return false;
+      line = text.get();
+      if (!line.empty()) ::add_history(line.c_str());
+      return true;
+    }
   }
 
  private:
@@ -63,14 +99,26 @@ class LineReader {
 class Conversation {
  public:
   Conversation(const ChatOptions& options, LoadedEngine& engine)
-      : options_(options), engine_(engine), thinking_(!options.no_think), system_(options.system) {}
+      : options_(options),
+        engine_(engine),
+        thinking_(!options.no_think),
+        // A file or another program wants the answer; a person may like to watch the thinking.
+        print_(options.show_thinking || ::isatty(STDOUT_FILENO) != 0 ? ReplyPrinter::Print::kAll
+                                                                     : ReplyPrinter::Print::kContent),
+        system_(options.system) {}
 
   // A line of the user's. False: end.
   bool handle(const std::string& line) {
     const std::string text(strip(line));
     if (text.empty()) return true;
-    if (text[0] == '/') return command(text);
-    messages_.push_back({.role = Role::kUser, .content = text});
+    try {
+      check_utf8(text, "the line");
+    } catch (const UsageError& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      return true;
+    }
+    if (text[0] == '/' && !text.starts_with("//")) return command(text);
+    messages_.push_back({.role = Role::kUser, .content = text.starts_with("//") ? text.substr(1) : text});
     answer();
     return true;
   }
@@ -84,7 +132,7 @@ class Conversation {
     if (name == "/quit" || name == "/exit" || name == "/bye") return false;
     if (name == "/help") {
       std::fputs(kHelp, stderr);
-    } else if (name == "/reset") {
+    } else if (name == "/reset" && argument.empty()) {
       messages_.clear();
       std::fputs("The conversation is forgotten.\n", stderr);
     } else if (name == "/system") {
@@ -96,14 +144,17 @@ class Conversation {
         std::fputs("The system message is set; the conversation starts anew.\n", stderr);
       }
     } else if (name == "/think") {
-      if (argument == "on" || argument == "off") thinking_ = argument == "on";
+      if (argument == "on" || argument == "off")
+        thinking_ = argument == "on";
+      else if (!argument.empty())
+        std::fprintf(stderr, "/think on or /think off, not \"%s\".\n", argument.c_str());
       std::fprintf(stderr, "Thinking is %s.\n", thinking_ ? "on" : "off");
-    } else if (name == "/save") {
-      save(argument);
+    } else if (name == "/save" || name == "/save!") {
+      save(argument, name == "/save!");
     } else if (name == "/stats") {
       stats();
     } else {
-      std::fprintf(stderr, "There is no command %s.\n%s", name.c_str(), kHelp);
+      std::fprintf(stderr, "There is no command %s; /help lists them.\n", text.c_str());
     }
     return true;
   }
@@ -125,8 +176,7 @@ class Conversation {
       request.stop_tokens = engine_.stop_tokens();
       ReplyOptions reply;
       reply.parser.starts_in_thinking = prompt.starts_in_thinking;
-      auto printer =
-          std::make_shared<ReplyPrinter>(engine_.tokenizer, reply, ReplyPrinter::Print::kAll, !options_.model.quiet);
+      auto printer = std::make_shared<ReplyPrinter>(engine_.tokenizer, reply, print_, !options_.model.quiet);
       const auto generation = std::make_shared<Generation>(std::move(request), printer);
       engine_.scheduler->submit(generation);
       {
@@ -149,9 +199,19 @@ class Conversation {
     }
   }
 
-  void save(const std::string& file) {
+  void save(const std::string& file, bool replace) {
     if (file.empty()) {
       std::fputs("/save FILE: which file?\n", stderr);
+      return;
+    }
+    if (messages_.empty()) {
+      std::fputs("There is nothing to save yet.\n", stderr);
+      return;
+    }
+    std::error_code error;
+    const auto status = std::filesystem::status(file, error);
+    if (std::filesystem::exists(status) && (!replace || !std::filesystem::is_regular_file(status))) {
+      std::fprintf(stderr, replace ? "%s is no file.\n" : "%s exists; /save! replaces it.\n", file.c_str());
       return;
     }
     Json json = Json::array();
@@ -161,13 +221,12 @@ class Conversation {
       if (message.reasoning && !message.reasoning->empty()) entry["reasoning_content"] = *message.reasoning;
       json.push_back(entry);
     }
-    std::ofstream out(file, std::ios::trunc);
-    out << json.dump(2, ' ', false, Json::error_handler_t::replace) << "\n";
-    out.close();
-    if (out)
+    try {
+      write_text_file(file, json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
       std::fprintf(stderr, "%zu messages written to %s.\n", json.size(), file.c_str());
-    else
-      std::fprintf(stderr, "%s cannot be written.\n", file.c_str());
+    } catch (const CheckpointError& failure) {
+      std::fprintf(stderr, "%s\n", failure.what());
+    }
   }
 
   void stats() {
@@ -186,12 +245,14 @@ class Conversation {
   const ChatOptions& options_;
   LoadedEngine& engine_;
   bool thinking_;
+  const ReplyPrinter::Print print_;
   std::string system_;
   std::vector<Message> messages_;
   GenerationResult last_;
 };
 
 int chat(const ChatOptions& options) {
+  check_utf8(options.system, "--system");
   SchedulerOptions scheduler_options;
   scheduler_options.max_sequences = 1;
   const auto engine = load_engine(engine_options(options.model, scheduler_options));
@@ -219,6 +280,7 @@ void add_chat_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<ChatOptions>();
   command->add_option("-s,--system", options->system, "System message");
   command->add_flag("--no-think", options->no_think, "Answer without thinking first (/think on|off changes it)");
+  command->add_flag("--show-thinking", options->show_thinking, "Print the thinking also where stdout is no terminal");
   command->footer(std::string("While chatting:\n") + kHelp);
   add_model_options(*command, options->model);
   add_sampling_options(*command, options->sampling);

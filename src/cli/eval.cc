@@ -1,6 +1,11 @@
 // calla eval: how good the answers are: perplexity of a text, or agreement with a golden file.
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <sstream>
@@ -33,26 +38,31 @@ constexpr int kHeadsAtOnce = 64;
 std::unique_ptr<Backend> make_backend(const EvalOptions& options, const LoadedModel& model) {
   for (const std::string& warning : model.warnings)
     if (!options.model.quiet) std::fprintf(stderr, "warning: %s\n", warning.c_str());
-  BackendOptions backend_options;
-  backend_options.threads = options.model.threads;
-  backend_options.full_precision = options.model.full_precision;
-  backend_options.ablate = options.model.ablate;
-  backend_options.max_rows = options.chunk;
-  backend_options.max_heads = kHeadsAtOnce;
-  return create_backend(options.model.backend, model.config.shape, model.weights, backend_options);
+  BackendOptions run = backend_options(options.model);
+  run.max_rows = options.chunk;
+  run.max_heads = kHeadsAtOnce;
+  return create_backend(options.model.backend, model.config.shape, model.weights, run);
+}
+
+std::string read_text(const std::string& path) {
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  if (file) text << file.rdbuf();
+  if (!file || errno == EISDIR) throw UsageError(path + " cannot be read: " + std::strerror(errno));
+  check_utf8(text.view(), path);
+  return text.str();
 }
 
 // Mean negative log-likelihood of a text, in windows that each start from an empty state; the first token of a window
 // is not scored.
 int evaluate_text(const EvalOptions& options) {
-  std::ifstream file(options.text, std::ios::binary);
-  if (!file) throw UsageError(options.text + " cannot be read");
-  std::ostringstream text;
-  text << file.rdbuf();
+  const std::string text = read_text(options.text);
   const std::filesystem::path directory = find_model(options.model.model);
   const LoadedModel model = load_model(directory);
   const Tokenizer tokenizer = Tokenizer::load(directory);
-  const std::vector<TokenId> tokens = tokenizer.encode_lossy(text.str(), AddedTokens::kPlainText);
+  check_vocabulary(tokenizer, model.config.shape, directory);
+  const std::vector<TokenId> tokens = tokenizer.encode(text, AddedTokens::kPlainText);
   if (tokens.size() < 2) throw UsageError(options.text + ": a text of at least two tokens is needed");
   const auto backend = make_backend(options, model);
   const auto window = static_cast<size_t>(options.window);
@@ -66,11 +76,7 @@ int evaluate_text(const EvalOptions& options) {
     evaluator.run(part, [&](int index, std::span<const float> logits) {
       const auto next = static_cast<size_t>(index) + 1;
       if (next >= part.size()) return;
-      float max = -INFINITY;
-      for (float logit : logits) max = std::max(max, logit);
-      double sum = 0;
-      for (float logit : logits) sum += std::exp(static_cast<double>(logit) - max);
-      nll -= logits[static_cast<size_t>(part[next])] - max - std::log(sum);
+      nll -= log_probability(logits, part[next]);
       ++scored;
     });
     progress.update(static_cast<double>(begin + part.size()), static_cast<double>(tokens.size()));
@@ -90,6 +96,13 @@ int evaluate_text(const EvalOptions& options) {
   return std::isfinite(mean) ? 0 : kExitFailure;
 }
 
+std::string top1_text(const GoldenResult& result) {
+  if (!result.top1) return "-";
+  std::array<char, 16> text{};
+  std::snprintf(text.data(), text.size(), "%.2f%%", 100 * *result.top1);
+  return text.data();
+}
+
 int evaluate_golden(const EvalOptions& options) {
   const LoadedModel model = load_model(find_model(options.model.model));
   const auto backend = make_backend(options, model);
@@ -98,11 +111,12 @@ int evaluate_golden(const EvalOptions& options) {
       options.model.full_precision || backend->name() == "reference" ? full_precision_tolerance() : fast_tolerance();
   golden.chunk = options.chunk;
   golden.max_heads = kHeadsAtOnce;
+  const bool show = !options.model.quiet && ::isatty(STDERR_FILENO) != 0;
   golden.progress = [&](const std::string& name) {
-    if (!options.model.quiet) std::fprintf(stderr, "\r%s ...\033[K", name.c_str());
+    if (show) std::fprintf(stderr, "\r%s ...\033[K", name.c_str());
   };
   const std::vector<GoldenResult> results = run_golden(*backend, model.config.shape, options.golden, golden);
-  if (!options.model.quiet) std::fprintf(stderr, "\r\033[K");
+  if (show) std::fprintf(stderr, "\r\033[K");
   int failed = 0;
   Json json = Json::array();
   if (!options.json)
@@ -117,13 +131,13 @@ int evaluate_golden(const EvalOptions& options) {
                       {"max_error", r.max_error},
                       {"mean_error", r.mean_error},
                       {"relative_error", r.relative},
-                      {"top1", r.top1},
+                      {"top1", r.top1 ? Json(*r.top1) : Json()},
                       {"perplexity_difference", r.perplexity},
                       {"ok", r.ok},
                       {"note", r.note}});
     else
-      std::printf("%-10s %-18s %9d %10.2e %10.2e %10.2e %7.2f%% %+10.4f%%  %s%s%s\n", r.name.c_str(), r.kind.c_str(),
-                  r.positions, r.max_error, r.mean_error, r.relative, 100 * r.top1, 100 * r.perplexity,
+      std::printf("%-10s %-18s %9d %10.2e %10.2e %10.2e %8s %+10.4f%%  %s%s%s\n", r.name.c_str(), r.kind.c_str(),
+                  r.positions, r.max_error, r.mean_error, r.relative, top1_text(r).c_str(), 100 * r.perplexity,
                   r.ok ? "ok" : "FAILED", r.note.empty() ? "" : ": ", r.note.c_str());
   }
   if (options.json)
@@ -139,24 +153,28 @@ void add_eval_command(CLI::App& app, int& exit_code) {
   CLI::App* command =
       app.add_subcommand("eval", "Measure quality: perplexity of a text, or agreement with a golden file");
   auto options = std::make_shared<EvalOptions>();
-  CLI::App* group = command->add_option_group("What to measure");
+  CLI::App* group = command->add_option_group("What to measure (one of)");
   group->add_option("--text", options->text, "Perplexity of this text file")->type_name("FILE");
   group
-      ->add_option(
-          "--golden", options->golden,
-          "Compare with this golden file (CASE/WHAT tensors, see src/selftest/golden.h); exit 1 outside tolerance")
+      ->add_option("--golden", options->golden,
+                   "Compare with the outputs of another implementation; exit 1 outside tolerance")
       ->type_name("FILE");
   group->require_option(1);
+  command->footer(
+      "Examples:\n"
+      "  calla eval --text README.md\n"
+      "  calla eval --golden models/calla-tiny/golden.safetensors\n"
+      "What a golden file holds: src/selftest/golden.h. A text is scored in windows that each start from nothing.");
   command->add_option("--window", options->window, "Tokens of a window of --text")
-      ->check(CLI::Range(2, 1 << 20))
+      ->check(between(2, 1 << 20))
       ->capture_default_str();
   command->add_option("--chunk", options->chunk, "Rows of a prefill step")
-      ->check(CLI::Range(1, 4096))
+      ->check(between(1, 4096))
       ->capture_default_str();
   command->add_flag("--json", options->json, "Print JSON");
-  add_model_options(*command, options->model);
+  add_model_options(*command, options->model, false);
   command->callback([options, &exit_code] {
-    exit_code = options->text.empty() ? evaluate_golden(*options) : evaluate_text(*options);
+    exit_code = options->golden.empty() ? evaluate_text(*options) : evaluate_golden(*options);
   });
 }
 

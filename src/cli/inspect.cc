@@ -1,7 +1,6 @@
 // calla inspect: what a checkpoint is, where its bytes go, and whether it fits into this machine.
 #include "checkpoint/inspect.h"
 
-#include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -37,11 +36,7 @@ int run(const Options& options) {
   else
     std::fputs(inspect_text(report).c_str(), stdout);
   std::fflush(stdout);
-  // Binding checks every tensor that the model needs; its message lists what is wrong. It would copy unaligned ones,
-  // which the report warns of instead.
-  const auto tensors = checkpoint.tensors();
-  if (std::all_of(tensors.begin(), tensors.end(), [](const Tensor& tensor) { return tensor.aligned(); }))
-    bind_weights(checkpoint, config.shape, config.quant);
+  check_weights(checkpoint, config.shape, config.quant);
   return report.verified && !report.verified->empty() ? kExitModel : 0;
 }
 
@@ -52,10 +47,13 @@ void add_inspect_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<Options>();
   command->add_option("directory,-m,--model", options->directory, "The checkpoint (default as for chat)")
       ->type_name("DIR");
-  command->add_option("-c,--context", options->inspect.context, "Tokens of one sequence, for the memory plan")
-      ->check(CLI::Range(0, 1 << 24));
+  command
+      ->add_option("-c,--context", options->inspect.context,
+                   "Tokens of one sequence, for the memory plan (default: what chat holds)")
+      ->type_name("N")
+      ->check(between(0, 1 << 24));
   command->add_option("--sequences", options->inspect.sequences, "Sequences held at once")
-      ->check(CLI::Range(1, 1024))
+      ->check(between(1, 1024))
       ->capture_default_str();
   command->add_flag("--tensors", options->inspect.tensors, "List every tensor");
   command->add_flag("--verify", options->verify, "Read all scales, biases and norms and look for NaN and infinities");

@@ -23,14 +23,18 @@ int run(const Options& options) {
   synthetic.shape = named_shape(options.shape, options.layers);
   synthetic.seed = options.seed;
   synthetic.tokenizer_from = options.tokenizer_from;
+  const InterruptFlag interrupt;
   ProgressLine progress("writing " + options.out, "bytes", !options.quiet);
   make_checkpoint(synthetic, options.out, [&](uint64_t done, uint64_t total) {
+    interrupt.check();
     progress.update(static_cast<double>(done), static_cast<double>(total));
   });
   progress.clear();
   if (!options.quiet)
-    std::fprintf(stderr, "%s: %d layers of %s with random weights; it talks nonsense at the right speed.\n",
-                 options.out.c_str(), synthetic.shape.layers(), options.shape.c_str());
+    std::fprintf(
+        stderr, "%s: %d %s of %s with random weights, for calla bench; %s.\n", options.out.c_str(),
+        synthetic.shape.layers(), synthetic.shape.layers() == 1 ? "layer" : "layers", options.shape.c_str(),
+        options.tokenizer_from.empty() ? "without a tokenizer it cannot chat" : "it talks nonsense at the right speed");
   return 0;
 }
 
@@ -45,9 +49,12 @@ void add_make_checkpoint_command(CLI::App& app, int& exit_code) {
   command->add_option("out", options->out, "The directory to write; must not exist yet")->required();
   command->add_option("--shape", options->shape, "Sizes of: " + names)->capture_default_str();
   command->add_option("--layers", options->layers, "Layers (default: as many as the model has)")
-      ->check(CLI::Range(1, 1000));
+      ->type_name("N")
+      ->check(between(1, 1000));
   command->add_option("--seed", options->seed, "The same seed gives the same weights")->capture_default_str();
-  command->add_option("--tokenizer-from", options->tokenizer_from, "Copy the tokenizer's files from this directory")
+  command
+      ->add_option("--tokenizer-from", options->tokenizer_from,
+                   "Copy the tokenizer's files from this directory, so that it can chat")
       ->type_name("DIR");
   command->add_flag("-q,--quiet", options->quiet, "No progress");
   command->callback([options, &exit_code] { exit_code = run(*options); });

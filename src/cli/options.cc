@@ -1,19 +1,26 @@
 #include "cli/options.h"
 
+#include <array>
+#include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 
 #include "backend/create.h"
 #include "base/error.h"
+#include "base/thread_pool.h"
+#include "cli/terminal.h"
 #include "model/sampling_defaults.h"
 #include "pull/model_store.h"
 #include "pull/pull_error.h"
+#include "tokenizer/utf8.h"
 
 namespace calla {
 namespace fs = std::filesystem;
 
-void add_model_options(CLI::App& command, ModelOptions& options) {
+void add_model_options(CLI::App& command, ModelOptions& options, bool session) {
   command
       .add_option("-m,--model", options.model,
                   "Model: a directory in MLX layout, or the name of a pulled one (default: $CALLA_MODEL, else the "
@@ -27,34 +34,69 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
       ->capture_default_str();
   command.add_option("-t,--threads", options.threads, "CPU threads (default: all cores)")
       ->type_name("N")
-      ->check(CLI::Range(0, 1024));
+      ->check(between(0, 1024));
+  if (session)
+    command
+        .add_option("-c,--context", options.context,
+                    "Tokens that prompt and answer may have together (default: " + std::to_string(kDefaultContext) +
+                        ", or what the model allows)")
+        ->type_name("N")
+        ->check(between(2, 1 << 24));
   command
-      .add_option("-c,--context", options.context,
-                  "Tokens that prompt and answer may have together (default: 32768, or what the model allows)")
-      ->type_name("N")
-      ->check(CLI::Range(2, 1 << 24));
-  command.add_flag("--full-precision", options.full_precision,
-                   "Compute in fp32 throughout (cpu; slower, for checking)");
+      .add_flag("--full-precision", options.full_precision, "Compute in fp32 throughout (cpu; slower, for checking)")
+      ->group("Measuring");
   command
       .add_option("--ablate", options.ablate,
                   "Switch one of the backend's mechanisms off, to measure it; repeatable (bench: or `all`)")
       ->type_name("NAME")
-      ->allow_extra_args(false);
+      ->allow_extra_args(false)
+      ->group("Measuring");
   command.add_flag("-q,--quiet", options.quiet, "Print results only");
+}
+
+BackendOptions backend_options(const ModelOptions& options) {
+  BackendOptions backend;
+  backend.threads = options.threads;
+  backend.full_precision = options.full_precision;
+  backend.ablate = options.ablate;
+  if (!options.quiet)
+    backend.on_upload = [progress = std::make_shared<ProgressLine>("uploading weights", "", true)](double done,
+                                                                                                   double total) {
+      done < total ? progress->update(done, total) : progress->clear();
+    };
+  return backend;
 }
 
 EngineOptions engine_options(const ModelOptions& options, const SchedulerOptions& scheduler) {
   EngineOptions engine;
   engine.model = find_model(options.model);
   engine.backend = options.backend;
-  engine.threads = options.threads;
-  engine.full_precision = options.full_precision;
-  engine.ablate = options.ablate;
+  engine.backend_options = backend_options(options);
   engine.scheduler = scheduler;
   engine.scheduler.context = options.context;
+  if (options.threads > available_cores() && !options.quiet)
+    std::fprintf(stderr, "warning: --threads %d on %d cores: threads that wait for a core slow the others down\n",
+                 options.threads, available_cores());
   if (!options.quiet)
     engine.warn = [](const std::string& line) { std::fprintf(stderr, "warning: %s\n", line.c_str()); };
   return engine;
+}
+
+std::string read_stdin() {
+  std::string text;
+  std::array<char, 65536> piece{};
+  for (size_t n = 1; n > 0; text.append(piece.data(), n)) n = std::fread(piece.data(), 1, piece.size(), stdin);
+  if (std::ferror(stdin) != 0) throw UsageError(std::string("stdin cannot be read: ") + std::strerror(errno));
+  check_utf8(text, "stdin");
+  return text;
+}
+
+void check_utf8(std::string_view text, const std::string& what) {
+  const size_t offset = utf8_error_offset(text);
+  if (offset == text.size()) return;
+  std::array<char, 8> byte{};
+  std::snprintf(byte.data(), byte.size(), "0x%02x", static_cast<unsigned char>(text[offset]));
+  throw UsageError(what + " is not UTF-8 text: byte " + byte.data() + " at offset " + std::to_string(offset));
 }
 
 fs::path find_model(const std::string& option) {
@@ -62,7 +104,8 @@ fs::path find_model(const std::string& option) {
   if (name.empty())
     if (const char* variable = std::getenv("CALLA_MODEL")) name = variable;
   if (!name.empty()) {
-    if (fs::exists(name)) return name;
+    std::error_code error;  // a name too long, a loop of links: no model
+    if (fs::exists(name, error)) return name;
     std::string looked_in;
     try {
       const ModelStore store = ModelStore::from_environment();
@@ -71,8 +114,8 @@ fs::path find_model(const std::string& option) {
     } catch (const PullError&) {
       // Not a repository's name, or no place for a store: then it can only be a directory.
     }
-    throw UsageError("there is no model at '" + name + "': it is no directory" + looked_in +
-                     "; see `calla pull --help`");
+    throw UsageError("there is no model '" + name + "'" + (option.empty() ? " (from $CALLA_MODEL)" : "") +
+                     ": there is no such directory" + looked_in + "; see `calla pull --help`");
   }
   // Beside the installed program, else in the source tree that this program was built from.
   std::error_code error;
@@ -88,19 +131,27 @@ fs::path find_model(const std::string& option) {
 
 void add_sampling_options(CLI::App& command, SamplingOptions& options) {
   const std::string group = "Sampling (defaults: the model's generation_config.json)";
-  const auto add = [&](auto&&... arguments) { return command.add_option(arguments...)->group(group); };
-  add("--temp,--temperature", options.temperature, "Randomness; 0 is greedy")->check(CLI::Range(0.0, 100.0));
-  add("--top-k", options.top_k, "Keep the k likeliest tokens; 0: all")->check(CLI::Range(0, 1 << 24));
-  add("--top-p", options.top_p, "Keep the likeliest tokens that make up this share")->check(CLI::Range(0.0, 1.0));
-  add("--min-p", options.min_p, "Drop tokens below this share of the likeliest one")->check(CLI::Range(0.0, 1.0));
-  add("--presence-penalty", options.presence_penalty, "Against tokens already generated")->check(CLI::Range(-2.0, 2.0));
-  add("--frequency-penalty", options.frequency_penalty, "The same, for each occurrence")->check(CLI::Range(-2.0, 2.0));
-  add("--repetition-penalty", options.repetition_penalty, "Against tokens of prompt and answer; 1: none")
-      ->check(CLI::Range(0.01, 10.0));
-  add("--seed", options.seed, "The same seed gives the same answer (default: a fresh one, shown)");
-  command.add_flag("--greedy", options.greedy, "Always the likeliest token (as --temp 0)")->group(group);
-  add("-n,--max-tokens", options.max_tokens, "Longest answer, thinking included (default: what the context holds)")
-      ->check(CLI::Range(0, 1 << 24));
+  const auto add = [&](const char* names, auto& field, const char* help, const CLI::Validator& check) {
+    return command.add_option(names, field, help)->group(group)->type_name("N")->check(check);
+  };
+  CLI::Option* temperature =
+      add("--temperature,--temp", options.temperature, "Randomness; 0 is greedy", between(0.0f, 100.0f));
+  add("--top-k", options.top_k, "Keep the k likeliest tokens; 0: all", between(0, 1 << 24));
+  add("--top-p", options.top_p, "Keep the likeliest tokens that make up this share, 0 to 1", between(0.0f, 1.0f));
+  add("--min-p", options.min_p, "Drop tokens below this share of the likeliest one, 0 to 1", between(0.0f, 1.0f));
+  add("--presence-penalty", options.presence_penalty, "Against tokens already generated, -2 to 2",
+      between(-2.0f, 2.0f));
+  add("--frequency-penalty", options.frequency_penalty, "The same, for each occurrence", between(-2.0f, 2.0f));
+  add("--repetition-penalty", options.repetition_penalty, "Against tokens of prompt and answer; 1: none",
+      between(0.01f, 10.0f));
+  // As a signed number: the library would read -1 as a huge unsigned one.
+  add("--seed", options.seed, "The same seed gives the same answer (default: a fresh one, shown)",
+      between<int64_t>(0, INT64_MAX));
+  command.add_flag("--greedy", options.greedy, "Always the likeliest token (as --temperature 0)")
+      ->group(group)
+      ->excludes(temperature);
+  add("-n,--max-tokens", options.max_tokens,
+      "Longest answer, thinking included (default, and 0: what the context holds)", between(0, 1 << 24));
 }
 
 SamplingParams sampling_params(const SamplingOptions& options, const GenerationDefaults& defaults) {

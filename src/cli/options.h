@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -29,10 +30,35 @@ struct ModelOptions {
   bool quiet = false;
 };
 
-void add_model_options(CLI::App& command, ModelOptions& options);
+// Adds --model, --backend, --threads, --full-precision, --ablate and --quiet; --context where a session is held.
+void add_model_options(CLI::App& command, ModelOptions& options, bool session = true);
+
+// For add_option()->check(): a number of T's kind between two others, refused in words.
+template <class T>
+CLI::Validator between(T low, T high) {
+  return CLI::Validator(
+      [low, high](std::string& text) -> std::string {
+        T value{};
+        if (!CLI::detail::lexical_cast(text, value)) return "\"" + text + "\" is not a number that fits here";
+        if (value >= low && value <= high) return {};
+        std::ostringstream message;
+        message << text << " is not between " << low << " and " << high;
+        return message.str();
+      },
+      "");
+}
+
+// The part of the options that backends know.
+BackendOptions backend_options(const ModelOptions& options);
 
 // What load_engine() needs; warnings go to stderr unless quiet.
 EngineOptions engine_options(const ModelOptions& options, const SchedulerOptions& scheduler);
+
+// All of stdin. Throws UsageError if it cannot be read or is not UTF-8.
+std::string read_stdin();
+
+// Throws UsageError, naming `what` and the first bad byte, if the text is not UTF-8.
+void check_utf8(std::string_view text, const std::string& what);
 
 // Where the model is: the option, $CALLA_MODEL, a model fetched by `calla pull` under that name, or the bundled one.
 // Throws UsageError if there is none.

@@ -4,8 +4,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <csignal>
 #include <cstdio>
+#include <optional>
 
 #include "cli/commands.h"
 #include "cli/options.h"
@@ -14,10 +14,6 @@
 
 namespace calla {
 namespace {
-
-volatile std::sig_atomic_t interrupted = 0;
-
-extern "C" void note_interrupt(int) { interrupted = 1; }
 
 struct PullCommand {
   std::string repo;
@@ -34,13 +30,13 @@ int pull(const PullCommand& command) {
   PullOptions options = PullOptions::from_environment();
   options.revision = command.revision;
   const bool show = !command.quiet && ::isatty(STDERR_FILENO);
-  std::signal(SIGINT, note_interrupt);
+  std::optional<InterruptFlag> interrupt(std::in_place);
   options.progress = [&](const PullProgress& progress) {
     if (show) std::fprintf(stderr, "\r%s\033[K", progress_line(progress, terminal_width() - 1).c_str());
-    return interrupted == 0;
+    return !interrupt->raised();
   };
   const PullResult result = pull_model(command.repo, ModelStore::from_environment(), options);
-  std::signal(SIGINT, SIG_DFL);
+  interrupt.reset();
   if (show) std::fputs("\r\033[K", stderr);
   if (result.was_stopped) {
     std::fputs("stopped; the same command goes on from here\n", stderr);
@@ -55,7 +51,11 @@ int pull(const PullCommand& command) {
 }
 
 int list() {
-  for (const StoredModel& model : ModelStore::from_environment().list())
+  const ModelStore store = ModelStore::from_environment();
+  const std::vector<StoredModel> models = store.list();
+  if (models.empty())
+    std::fprintf(stderr, "no models in %s; calla pull fetches one\n", store.models().string().c_str());
+  for (const StoredModel& model : models)
     std::printf("%-48s %10s  %s\n", model.repo.c_str(), readable_bytes(static_cast<double>(model.bytes)).c_str(),
                 model.is_complete ? model.path.c_str() : "incomplete: calla pull goes on with it");
   return 0;

@@ -1,7 +1,6 @@
 // calla run: one prompt, one answer.
 #include <cstdio>
 #include <iostream>
-#include <iterator>
 
 #include "base/error.h"
 #include "chat/json.h"
@@ -26,8 +25,11 @@ struct RunOptions {
 };
 
 int run(const RunOptions& options) {
-  std::string text = options.prompt;
-  if (text == "-") text.assign(std::istreambuf_iterator<char>(std::cin), {});
+  const std::string text = options.prompt == "-" ? read_stdin() : options.prompt;
+  check_utf8(text, "the prompt");
+  check_utf8(options.system, "--system");
+  for (const std::string& stop : options.stop)
+    if (stop.empty()) throw UsageError("--stop: an empty text would end every answer at once");
   SchedulerOptions scheduler_options;
   scheduler_options.max_sequences = 1;
   scheduler_options.cache_snapshots = 0;
@@ -96,12 +98,17 @@ void add_run_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("run", "Answer one prompt and end");
   auto options = std::make_shared<RunOptions>();
   command->add_option("prompt", options->prompt, "The prompt, or - to read it from stdin")->required();
-  command->add_option("-s,--system", options->system, "System message");
+  CLI::Option* system = command->add_option("-s,--system", options->system, "System message");
   command->add_option("--stop", options->stop, "End the answer before this text; repeatable")->allow_extra_args(false);
-  command->add_flag("--raw", options->raw, "Continue the text as it is, without the chat format");
+  command->add_flag("--raw", options->raw, "Continue the text as it is, without the chat format")->excludes(system);
   command->add_flag("--no-think", options->no_think, "Answer without thinking first");
   command->add_flag("--show-thinking", options->show_thinking, "Print the thinking too");
   command->add_flag("--json", options->json, "Print one JSON object: answer, reasoning, counts, seconds");
+  command->footer(
+      "Examples:\n"
+      "  calla run \"What is a kangaroo?\"\n"
+      "  echo \"What is 3 plus 4?\" | calla run --no-think --greedy -\n"
+      "  calla run --json --seed 7 -n 100 - < question.txt");
   add_model_options(*command, options->model);
   add_sampling_options(*command, options->sampling);
   command->callback([options, &exit_code] { exit_code = run(*options); });

@@ -51,7 +51,7 @@ void add_serve_command(CLI::App& app, int& exit_code) {
   serve_options.http.port = 8080;
   command->add_option("--host", serve_options.http.host, "Address to listen on")->capture_default_str();
   command->add_option("-p,--port", serve_options.http.port, "Port; 0: any free one")
-      ->check(CLI::Range(0, 65535))
+      ->check(between(0, 65535))
       ->capture_default_str();
   command->add_option("--api-key", serve_options.access.api_key,
                       "Ask for this key (better in $CALLA_API_KEY, which other users cannot see)");
@@ -62,18 +62,18 @@ void add_serve_command(CLI::App& app, int& exit_code) {
       ->allow_extra_args(false);
   command->add_option("--model-name", serve_options.model_id, "Name in the API (default: the directory's)");
   command->add_option("--max-sequences", scheduler.max_sequences, "Requests answered at once")
-      ->check(CLI::Range(1, 256))
+      ->check(between(1, 256))
       ->capture_default_str();
   command->add_option("--max-queue", scheduler.max_queue, "Requests that may wait; more are refused")
-      ->check(CLI::Range(0, 65536))
+      ->check(between(0, 65536))
       ->capture_default_str();
   command->add_option("--cache-gb", options->cache_gb, "Memory for the prefix cache; 0: none")
-      ->check(CLI::Range(0.0, 10000.0))
+      ->check(between(0.0, 10000.0))
       ->capture_default_str();
   command->add_option("--cache-dir", scheduler.cache_dir, "Keep the prefix cache here too, for after a restart")
       ->type_name("DIR");
   command->add_option("--cache-dir-gb", options->cache_dir_gb, "Size limit of --cache-dir")
-      ->check(CLI::Range(0.0, 100000.0))
+      ->check(between(0.0, 100000.0))
       ->capture_default_str();
   command->footer("stdout gets one line, the URL, once requests are answered. SIGTERM and Ctrl-C end gracefully.");
   add_model_options(*command, options->model);

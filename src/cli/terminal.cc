@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 
@@ -25,7 +26,24 @@ extern "C" void on_interrupt(int) {
   ::raise(SIGINT);
 }
 
+volatile std::sig_atomic_t flag_raised = 0;
+
+extern "C" void raise_flag(int) { flag_raised = 1; }
+
+constexpr int kFlagSignals[] = {SIGINT, SIGTERM, SIGHUP};
+
 }  // namespace
+
+InterruptFlag::InterruptFlag() {
+  flag_raised = 0;
+  for (const int number : kFlagSignals) ::signal(number, raise_flag);
+}
+
+InterruptFlag::~InterruptFlag() {
+  for (const int number : kFlagSignals) ::signal(number, SIG_DFL);
+}
+
+bool InterruptFlag::raised() const { return flag_raised != 0; }
 
 Style::Style(int file_descriptor) {
   const char* no_color = std::getenv("NO_COLOR");

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <stdexcept>
 #include <string>
 
 #include "engine/generation.h"
@@ -38,6 +39,25 @@ class ProgressLine {
   bool shown_ = false;
   double first_done_ = -1;
   std::chrono::steady_clock::time_point begin_, last_;
+};
+
+// Thrown by InterruptFlag::check; ends the program with 130.
+class Interrupted : public std::runtime_error {
+ public:
+  Interrupted() : std::runtime_error("interrupted") {}
+};
+
+// While it lives, SIGINT, SIGTERM and SIGHUP only raise a flag, so that long work can clean up. One at a time.
+class InterruptFlag {
+ public:
+  InterruptFlag();
+  ~InterruptFlag();
+  InterruptFlag(const InterruptFlag&) = delete;
+  InterruptFlag& operator=(const InterruptFlag&) = delete;
+  bool raised() const;
+  void check() const {
+    if (raised()) throw Interrupted();
+  }
 };
 
 // While it lives, SIGINT cancels `generation` instead of ending the program; a second one within the same answer ends

@@ -1,12 +1,13 @@
 // calla tokenize: a text's token ids, and each token's text.
+#include <array>
 #include <cstdio>
 #include <iostream>
-#include <iterator>
 
 #include "chat/json.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "tokenizer/tokenizer.h"
+#include "tokenizer/utf8.h"
 
 namespace calla {
 namespace {
@@ -19,20 +20,40 @@ struct TokenizeOptions {
   bool count = false;
 };
 
+// A token's bytes in quotes, as JSON where they are UTF-8; a byte of a cut character as \xNN.
+std::string quote(std::string_view bytes) {
+  std::string out = "\"";
+  while (!bytes.empty()) {
+    const Utf8Unit unit = next_utf8(bytes);
+    const auto part = bytes.substr(0, static_cast<size_t>(unit.length));
+    if (unit.kind == Utf8Kind::kCharacter) {
+      const std::string quoted = Json(part).dump();
+      out += quoted.substr(1, quoted.size() - 2);
+    } else {
+      for (const char byte : part) {
+        std::array<char, 8> text{};
+        std::snprintf(text.data(), text.size(), "\\x%02x", static_cast<unsigned char>(byte));
+        out += text.data();
+      }
+    }
+    bytes.remove_prefix(part.size());
+  }
+  return out + '"';
+}
+
 int tokenize(const TokenizeOptions& options) {
-  std::string text = options.text;
-  if (text == "-") text.assign(std::istreambuf_iterator<char>(std::cin), {});
+  const std::string text = options.text == "-" ? read_stdin() : options.text;
   const Tokenizer tokenizer = Tokenizer::load(find_model(options.model));
+  check_utf8(text, "the text");
   const std::vector<TokenId> tokens =
-      tokenizer.encode_lossy(text, options.plain ? AddedTokens::kPlainText : AddedTokens::kRecognise);
+      tokenizer.encode(text, options.plain ? AddedTokens::kPlainText : AddedTokens::kRecognise);
   if (options.count) {
     std::printf("%zu\n", tokens.size());
   } else if (options.ids) {
     std::cout << Json(tokens).dump() << "\n";
   } else {
     for (TokenId token : tokens) {
-      const Json quoted = std::string(tokenizer.token_bytes(token));
-      std::printf("%7d  %s\n", token, quoted.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+      std::printf("%7d  %s\n", token, quote(tokenizer.token_bytes(token)).c_str());
     }
   }
   return 0;
@@ -47,8 +68,8 @@ void add_tokenize_command(CLI::App& app, int& exit_code) {
   command->add_option("-m,--model", options->model, "Directory with tokenizer.json (default as for chat)")
       ->type_name("DIR");
   command->add_flag("--plain", options->plain, "Treat control tokens such as <|im_end|> as plain text");
-  command->add_flag("--ids", options->ids, "Print the ids only, as a JSON list");
-  command->add_flag("--count", options->count, "Print the number of tokens only");
+  CLI::Option* ids = command->add_flag("--ids", options->ids, "Print the ids only, as a JSON list");
+  command->add_flag("--count", options->count, "Print the number of tokens only")->excludes(ids);
   command->callback([options, &exit_code] { exit_code = tokenize(*options); });
 }
 

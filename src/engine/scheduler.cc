@@ -10,7 +10,6 @@
 namespace calla {
 namespace {
 
-constexpr int kDefaultContext = 32768;
 constexpr int kBoundarySpacing = 512;
 
 SchedulerOptions complete(SchedulerOptions options, const ModelShape& shape) {
@@ -30,12 +29,10 @@ double seconds_between(std::chrono::steady_clock::time_point a, std::chrono::ste
 
 // The natural-log probabilities asked for, from raw logits.
 void fill_logprobs(std::span<const float> logits, TokenId picked, int top, TokenEvent& event) {
-  const float max = *std::max_element(logits.begin(), logits.end());
-  double sum = 0;
-  for (float logit : logits) sum += std::exp(static_cast<double>(logit) - max);
-  const double log_sum = std::log(sum) + max;
+  const double of_picked = log_probability(logits, picked);
+  const double log_sum = logits[static_cast<size_t>(picked)] - of_picked;
   const auto logprob = [&](TokenId token) { return static_cast<float>(logits[static_cast<size_t>(token)] - log_sum); };
-  event.logprob = logprob(picked);
+  event.logprob = static_cast<float>(of_picked);
   if (top <= 0) return;
   std::vector<TokenId> ids(logits.size());
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<TokenId>(i);
@@ -53,8 +50,9 @@ StateMemoryPlan plan_state(const Backend& backend, const ModelShape& shape, cons
   const SchedulerOptions options = complete(given, shape);
   StateMemoryPlan plan;
   // A snapshot's own cost is its slot; the budget is split evenly between slots and KV pages.
-  const auto slot_bytes = static_cast<int64_t>(backend.recurrent_slot_bytes());
-  const auto page_bytes = static_cast<int64_t>(backend.kv_page_bytes());
+  const auto slot_bytes = std::max<int64_t>(static_cast<int64_t>(backend.recurrent_slot_bytes()), 1);
+  // A model without attention has pages without bytes, and one without GDN layers slots without.
+  const auto page_bytes = std::max<int64_t>(static_cast<int64_t>(backend.kv_page_bytes()), 1);
   const int64_t cache_slots = options.cache_snapshots >= 0
                                   ? options.cache_snapshots
                                   : std::clamp<int64_t>(options.cache_bytes / 2 / slot_bytes, 2, 1024);
@@ -493,9 +491,7 @@ void Scheduler::collect_token(Sequence& sequence, StepId step, int head, TokenId
   if (token < 0) {
     const bool constrained = request.constraint != nullptr;
     return finish(sequence, FinishReason::kError,
-                  constrained
-                      ? "no token fits the constraint, or the logits are not finite"
-                      : "the model's logits are not finite; is the checkpoint damaged? (calla inspect --verify)");
+                  constrained ? "no token fits the constraint, or the logits are not finite" : kNotFinite);
   }
   sequence.last_token = Clock::now();
   if (sequence.picks_read == 0) sequence.first_token = sequence.last_token;

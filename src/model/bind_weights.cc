@@ -353,16 +353,17 @@ class Binder {
   NormStyle style_ = NormStyle::kUnknown;
 };
 
+constexpr std::string_view kStackedExperts = ".mlp.experts.gate_up_proj";
+
 // The original checkpoint keeps the experts as mlp.experts.gate_up_proj [experts, 2 * width, hidden] (gate rows before
 // up rows) and mlp.experts.down_proj. Brings them to the names and the layout of a conversion. Returns the bytes
 // copied.
 uint64_t unstack_experts(Checkpoint& checkpoint, const ModelShape& shape) {
-  constexpr std::string_view kStacked = ".mlp.experts.gate_up_proj";
   const Shape expected = shape_of({shape.experts, 2 * shape.expert_width, shape.hidden});
   std::vector<std::string> stacked;
   uint64_t bytes = 0;
   for (const Tensor& tensor : checkpoint.tensors()) {
-    if (!tensor.name.ends_with(kStacked) || is_unused_part(tensor.name)) continue;
+    if (!tensor.name.ends_with(kStackedExperts) || is_unused_part(tensor.name)) continue;
     if (tensor.dtype != Dtype::kBF16 || tensor.shape != expected)
       throw CheckpointError(checkpoint.directory().string() + ": " + describe_name(tensor.name) + ": expected BF16 " +
                             describe_shape(expected) + ", found " + what_it_is(tensor));
@@ -375,7 +376,7 @@ uint64_t unstack_experts(Checkpoint& checkpoint, const ModelShape& shape) {
                           ", would have to be copied into memory. Convert it first, for instance with mlx_lm.convert");
   bytes = 0;
   for (const std::string& name : stacked) {
-    const std::string mlp = name.substr(0, name.size() - kStacked.size()) + ".mlp.";
+    const std::string mlp = name.substr(0, name.size() - kStackedExperts.size()) + ".mlp.";
     const std::string down = mlp + "experts.down_proj";
     const std::string converted = mlp + "switch_mlp.";
     const auto taken = [&](const char* module) { return checkpoint.find(converted + module + ".weight") != nullptr; };
@@ -388,6 +389,12 @@ uint64_t unstack_experts(Checkpoint& checkpoint, const ModelShape& shape) {
 }
 
 }  // namespace
+
+void check_weights(const Checkpoint& checkpoint, const ModelShape& shape, const QuantConfig& quant) {
+  for (const Tensor& tensor : checkpoint.tensors())
+    if (tensor.name.ends_with(kStackedExperts)) return;
+  Binder(checkpoint, shape, quant).bind();
+}
 
 BoundWeights bind_weights(Checkpoint& checkpoint, const ModelShape& shape, const QuantConfig& quant) {
   constexpr uint64_t kWorthALine = 16u << 20;

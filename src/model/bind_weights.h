@@ -29,4 +29,7 @@ struct BoundWeights {
 // (Checkpoint::align_tensors), and the stacked experts of an original checkpoint. Large copies are warned of.
 BoundWeights bind_weights(Checkpoint& checkpoint, const ModelShape& shape, const QuantConfig& quant);
 
+// Throws what bind_weights would, but copies nothing; the stacked experts of an original checkpoint stay unchecked.
+void check_weights(const Checkpoint& checkpoint, const ModelShape& shape, const QuantConfig& quant);
+
 }  // namespace calla

@@ -6,6 +6,9 @@
 
 namespace calla {
 
+// Tokens that a sequence may have, unless told otherwise and where the model allows as many.
+inline constexpr int kDefaultContext = 32768;
+
 using TokenId = int32_t;
 
 // Sizes that kernels are specialised for at compile time; config.json is refused when it disagrees.

@@ -2,25 +2,31 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
-#include <sstream>
 
 #include "backend/create.h"
 #include "base/error.h"
 #include "chat/template_check.h"
+#include "checkpoint/json_file.h"
 #include "model/fingerprint.h"
 
 namespace calla {
 namespace {
 
 std::string read_template(const std::filesystem::path& directory) {
-  std::ifstream file(directory / "chat_template.jinja", std::ios::binary);
-  std::ostringstream text;
-  if (file) text << file.rdbuf();
-  return text.str();
+  constexpr size_t kMaxBytes = 4 << 20;
+  const std::filesystem::path file = directory / "chat_template.jinja";
+  std::error_code error;
+  return std::filesystem::exists(file, error) ? read_text_file(file, kMaxBytes) : std::string();
 }
 
 }  // namespace
+
+void check_vocabulary(const Tokenizer& tokenizer, const ModelShape& shape, const std::filesystem::path& directory) {
+  if (tokenizer.vocab_size() > shape.vocab)
+    throw CheckpointError((directory / "tokenizer.json").string() + " has " + std::to_string(tokenizer.vocab_size()) +
+                          " tokens, but the model's vocabulary holds " + std::to_string(shape.vocab) +
+                          "; do the two files belong together?");
+}
 
 std::vector<TokenId> LoadedEngine::stop_tokens() const {
   std::vector<TokenId> tokens = model.config.eos;
@@ -42,10 +48,11 @@ std::unique_ptr<LoadedEngine> load_engine(const EngineOptions& options) {
   if (const std::string text = read_template(options.model); !text.empty())
     if (const auto warning = template_warning(text)) warn(*warning);
   Tokenizer tokenizer = Tokenizer::load(options.model);
-  if (tokenizer.vocab_size() > model.config.shape.vocab)
-    throw CheckpointError((options.model / "tokenizer.json").string() + " has " +
-                          std::to_string(tokenizer.vocab_size()) + " tokens, but the model's vocabulary holds " +
-                          std::to_string(model.config.shape.vocab) + "; do the two files belong together?");
+  check_vocabulary(tokenizer, model.config.shape, options.model);
+  for (const char* text : {"<|im_start|>", "<|im_end|>", "<think>", "</think>"})
+    if (!tokenizer.find(text))
+      warn((options.model / "tokenizer.json").string() + " has no token " + text +
+           ": the chat format is not one that this model knows");
 
   const std::string name = std::filesystem::weakly_canonical(options.model).filename().string();
   auto engine =
@@ -53,10 +60,7 @@ std::unique_ptr<LoadedEngine> load_engine(const EngineOptions& options) {
   SchedulerOptions scheduler_options = options.scheduler;
   scheduler_options.warn = options.warn;
   if (!scheduler_options.cache_dir.empty()) scheduler_options.model_id = fingerprint(engine->model.checkpoint);
-  BackendOptions backend_options;
-  backend_options.threads = options.threads;
-  backend_options.full_precision = options.full_precision;
-  backend_options.ablate = options.ablate;
+  BackendOptions backend_options = options.backend_options;
   backend_options.max_rows = std::max(scheduler_options.prefill_chunk, scheduler_options.max_sequences);
   backend_options.max_heads = scheduler_options.max_sequences;
   const ModelShape& shape = engine->model.config.shape;

@@ -17,9 +17,7 @@ namespace calla {
 struct EngineOptions {
   std::filesystem::path model;  // a checkpoint directory
   std::string backend = "auto";
-  int threads = 0;              // of the cpu backend; 0: all cores
-  bool full_precision = false;  // see BackendOptions
-  std::vector<std::string> ablate;
+  BackendOptions backend_options;                // max_rows and max_heads are filled in
   SchedulerOptions scheduler;                    // model_id and warn are filled in
   std::function<void(const std::string&)> warn;  // a line for the user; from any thread; may be empty
 };
@@ -36,6 +34,9 @@ struct LoadedEngine {
   // often has only some of them in each.
   std::vector<TokenId> stop_tokens() const;
 };
+
+// Throws CheckpointError if the tokenizer has ids that the model does not.
+void check_vocabulary(const Tokenizer& tokenizer, const ModelShape& shape, const std::filesystem::path& directory);
 
 // Throws CheckpointError, UsageError or DeviceError.
 std::unique_ptr<LoadedEngine> load_engine(const EngineOptions& options);

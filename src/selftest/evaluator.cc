@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <numeric>
-#include <optional>
-#include <utility>
 
 #include "base/check.h"
+#include "base/error.h"
 #include "model/forward.h"
 
 namespace calla {
@@ -64,40 +63,45 @@ TokenId Evaluator::pick(std::span<const TokenId> tokens) {
   head.pick = true;
   const StepId step = submit(tokens.subspan(last), std::span(&head, 1), false);
   backend_.wait(step);
-  return backend_.picked(step)[0];
+  return picked(step);
 }
 
-TokenId Evaluator::step(std::vector<float>* logits) {
+TokenId Evaluator::picked(StepId step) {
+  const TokenId token = backend_.picked(step)[0];
+  if (token < 0) throw CheckpointError(kNotFinite);
+  return token;
+}
+
+StepId Evaluator::submit_next(bool want_logits) {
   HeadRow head;
   head.pick = true;
   const TokenId token = kLastPicked;
-  const StepId step = submit(std::span(&token, 1), std::span(&head, 1), logits != nullptr);
+  return submit(std::span(&token, 1), std::span(&head, 1), want_logits);
+}
+
+TokenId Evaluator::step(std::vector<float>* logits) {
+  const StepId step = submit_next(logits != nullptr);
   backend_.wait(step);
   if (logits) {
     const std::span<const float> values = backend_.logits(step, 0);
     logits->assign(values.begin(), values.end());
   }
-  return backend_.picked(step)[0];
+  return picked(step);
 }
 
-std::vector<TokenId> Evaluator::decode(int count) {
-  std::vector<TokenId> picked;
-  const auto finish = [&](StepId step) {
-    backend_.wait(step);
-    picked.push_back(backend_.picked(step)[0]);
-  };
-  HeadRow head;
-  head.pick = true;
-  const TokenId token = kLastPicked;
-  std::optional<StepId> pending;
-  for (int i = 0; i < count; ++i) {
-    const StepId next = submit(std::span(&token, 1), std::span(&head, 1), false);
-    if (pending) finish(*pending);
-    pending = next;
-    if (!backend_.asynchronous()) finish(*std::exchange(pending, std::nullopt));
+void Evaluator::decode(int tokens) {
+  StepId previous = 0;
+  for (int i = 0; i < tokens; ++i) {
+    const StepId step = submit_next(false);
+    if (previous != 0) {
+      backend_.wait(previous);
+      picked(previous);
+    }
+    previous = step;
   }
-  if (pending) finish(*pending);
-  return picked;
+  if (previous == 0) return;
+  backend_.wait(previous);
+  picked(previous);
 }
 
 }  // namespace calla

@@ -1,6 +1,7 @@
 #pragma once
 // Evaluator: runs token sequences through the model without a scheduler, for perplexity, golden files and benchmarks.
-// It owns the whole state pool of its backend: one sequence at a time.
+// It owns the whole state pool of its backend: one sequence at a time. pick(), step() and decode() throw CheckpointError
+// when logits are not finite.
 #include <functional>
 #include <memory>
 #include <span>
@@ -30,11 +31,13 @@ class Evaluator {
   TokenId pick(std::span<const TokenId> tokens);
   // Appends the token picked last and picks the next; `logits`, if not null, receives the logits [vocab].
   TokenId step(std::vector<float>* logits = nullptr);
-  // `count` times step(), as fast as the backend goes: an asynchronous one gets each step before the last one is read.
-  std::vector<TokenId> decode(int count);
+  // The same `tokens` times over, submitting a step before the one in front is read where the backend can.
+  void decode(int tokens);
 
  private:
   StepId submit(std::span<const TokenId> tokens, std::span<const HeadRow> heads, bool want_logits);
+  StepId submit_next(bool want_logits);
+  TokenId picked(StepId step);
 
   Backend& backend_;
   const ModelShape& shape_;

@@ -9,6 +9,7 @@
 //   greedyN/output_ids, logprob, margin              the same, continuing lenN/input_ids
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,9 +39,9 @@ struct GoldenResult {
   int positions = 0;
   double max_error = 0;  // of logits, or of log-probabilities
   double mean_error = 0;
-  double relative = 0;    // RMS error relative to the RMS of the (centred) golden values
-  double top1 = 1;        // where it applies
-  double perplexity = 0;  // relative difference, where it applies
+  double relative = 0;         // RMS error relative to the RMS of the (centred) golden values
+  std::optional<double> top1;  // where it applies
+  double perplexity = 0;       // relative difference, where it applies
   bool ok = false;
   std::string note;
 };

@@ -109,7 +109,7 @@ void ApiServer::route(HttpExchange& exchange) {
     exchange.add_header("Allow", allowed);
     throw HttpError(405, "this path takes " + allowed + " requests");
   }
-  throw HttpError(404, "there is nothing at this path; see README for the API's paths");
+  throw HttpError(404, "there is nothing at this path; docs/api.md lists the API's paths");
 }
 
 Json ApiServer::body(const HttpExchange& exchange) const {

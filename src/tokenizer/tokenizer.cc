@@ -23,6 +23,10 @@ constexpr uintmax_t kMaxFileBytes = uintmax_t{1} << 29;
 std::string read_file(const std::filesystem::path& path) {
   std::error_code error;
   const uintmax_t size = std::filesystem::file_size(path, error);
+  if (error == std::errc::no_such_file_or_directory)
+    throw CheckpointError(path.string() +
+                          ": missing; a model's directory must hold its tokenizer (a checkpoint made by "
+                          "`calla make-checkpoint` has one only with --tokenizer-from DIR)");
   if (error) throw CheckpointError(path.string() + ": " + error.message());
   if (size > kMaxFileBytes)
     throw CheckpointError(path.string() + ": " + std::to_string(size) + " bytes, which no tokenizer file has");

@@ -25,7 +25,7 @@ void expect_golden(const std::string& backend_name, const std::string& model_dir
   EXPECT_FALSE(results.empty());
   for (const GoldenResult& r : results)
     EXPECT_TRUE(r.ok) << r.name << " " << r.kind << ": relative error " << r.relative << ", max " << r.max_error
-                      << ", top-1 " << r.top1 << ", perplexity " << r.perplexity << " " << r.note;
+                      << ", top-1 " << r.top1.value_or(1) << ", perplexity " << r.perplexity << " " << r.note;
 }
 
 const std::string kCallaTiny = kRoot + "/models/calla-tiny";

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "backend/metal/metal_backend.h"
+#include "backend/weights_outline.h"
 #include "model/cost.h"
 #include "selftest/random_model.h"
 #include "softmetal/softmetal.h"
@@ -136,8 +137,8 @@ void layer(Backend& backend, const ModelShape& shape, int index) {
 }
 
 double needed_bytes(int context) {
-  const RandomModel model = RandomModel::shapes_only(real_shape(40));
-  return static_cast<double>(decode_bytes(model.shape(), model.weights(), context).total());
+  const ModelShape shape = real_shape(40);
+  return static_cast<double>(decode_bytes(shape, outline_weights(shape, 1), context).total());
 }
 
 void count_bytes(Facts& facts, const RandomModel& model, int context) {

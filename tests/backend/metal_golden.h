@@ -42,7 +42,7 @@ inline void expect_golden_results(const std::vector<GoldenResult>& results) {
   EXPECT_FALSE(results.empty());
   for (const GoldenResult& r : results)
     EXPECT_TRUE(r.ok) << r.name << " " << r.kind << ": relative error " << r.relative << ", max " << r.max_error
-                      << ", top-1 " << r.top1 << ", perplexity " << r.perplexity << " " << r.note;
+                      << ", top-1 " << r.top1.value_or(1) << ", perplexity " << r.perplexity << " " << r.note;
 }
 
 inline void expect_metal_golden(const char* chip, const MetalGoldenRun& run) {

@@ -26,6 +26,54 @@ def calla(*args, stdin="", timeout=120, env=None):
     return subprocess.run([CALLA, *args], input=stdin, capture_output=True, text=True, timeout=timeout, env=environment)
 
 
+def write_safetensors(path, tensors):
+    """tensors: name -> (dtype, shape, bytes)"""
+    header, at = {}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
+
+
+def tensor_offset(path, name):
+    """Where a tensor's bytes begin in a safetensors file."""
+    with open(path, "rb") as file:
+        length = struct.unpack("<Q", file.read(8))[0]
+        return 8 + length + json.loads(file.read(length))[name]["data_offsets"][0]
+
+
+class Terminal:
+    """calla in a pseudo-terminal."""
+
+    def __init__(self, *args, **environment):
+        self.pid, self.terminal = pty.fork()
+        self.output = b""
+        if self.pid == 0:
+            os.environ.update({"TERM": "dumb", **environment})
+            os.execv(CALLA, [CALLA, *args])
+
+    def type(self, text):
+        os.write(self.terminal, text.encode() if isinstance(text, str) else text)
+
+    def expect(self, text, seconds=60):
+        end = time.time() + seconds
+        while text not in self.output and time.time() < end:
+            try:
+                self.output += os.read(self.terminal, 4096)
+            except OSError:
+                break
+        before, found, self.output = self.output.partition(text)
+        if not found:
+            raise AssertionError(f"{text!r} did not come: {before!r}")
+
+    def wait(self):
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self.terminal)
+        return os.waitstatus_to_exitcode(status)
+
+
 class Help(unittest.TestCase):
     def test_every_command_has_help(self):
         top = calla("--help")
@@ -38,11 +86,27 @@ class Help(unittest.TestCase):
         for args in [[], ["nonsense"], ["run"], ["run", "x", "--temp", "-1"], ["run", "x", "--backend", "gpu"],
                      ["run", "x", "--model", "/does/not/exist"], ["eval"], ["bench", "--prompts", "0"],
                      ["run", "x", "--ablate", "nothing-of-that-name"], ["run", "x", "--ablate", "all"],
-                     ["bench", "--ablate", "all", "--ablate", "avx512"], ["bench", "--ablate", "all", "-b", "reference"]]:
+                     ["bench", "--ablate", "all", "--ablate", "avx512"], ["bench", "--ablate", "all", "-b", "reference"],
+                     ["run", "x", "--min-p", "nan"],
+                     ["run", "x", "--temp", "hot"], ["run", "x", "--seed", "-1"], ["run", "x", "--greedy", "--temp", "1"],
+                     ["run", "x", "--stop", ""], ["eval", "--text", CALLA], ["run", "x", "--model", "y" * 5000]]:
             result = calla(*args)
             self.assertEqual(result.returncode, 2, (args, result.stderr))
             self.assertEqual(result.stdout, "", args)
             self.assertNotEqual(result.stderr, "", args)
+
+    def test_help_and_unknown_commands(self):
+        self.assertIn('no command "foo"', calla("foo").stderr)
+        self.assertEqual(calla("help", "run").stdout, calla("run", "--help").stdout)
+        self.assertEqual(calla("version").stdout, calla("--version").stdout)
+        self.assertIn("calla run --help", calla("run").stderr)
+
+    def test_results_that_cannot_be_written_are_a_failure(self):
+        for args in [["run", "-q", "--no-think", "-n", "4", "hi"], ["inspect", TINY], ["tokenize", "x"], ["--help"]]:
+            with open("/dev/full", "w", encoding="utf-8") as full:
+                result = subprocess.run([CALLA, *args], stdout=full, stderr=subprocess.PIPE, text=True)
+            self.assertEqual(result.returncode, 1, args)
+            self.assertIn("stdout cannot be written", result.stderr)
 
 
 class Run(unittest.TestCase):
@@ -110,33 +174,61 @@ class Chat(unittest.TestCase):
                 self.assertEqual([m["role"] for m in json.load(file)], ["system", "user", "assistant", "user", "assistant"])
 
     def test_ctrl_c_stops_the_answer_only(self):
-        pid, terminal = pty.fork()
-        if pid == 0:
-            os.environ["TERM"] = "dumb"
-            os.execv(CALLA, [CALLA, "chat", "-b", "reference", "--no-think"])
-        output = b""
+        chat = Terminal("chat", "-b", "reference", "--no-think")
+        chat.expect(b"> ")
+        chat.type("What is a kangaroo?\n")
+        chat.expect(b"A kang")
+        chat.type(b"\x03")
+        chat.expect(b"(stopped)")
+        chat.expect(b"> ")
+        chat.type("half a line\x03")
+        chat.expect(b"Ctrl-C again")
+        chat.expect(b"> ")
+        chat.type("/stats\n")
+        chat.expect(b"snapshots")
+        chat.type(b"\x03")
+        chat.expect(b"Ctrl-C again")
+        chat.expect(b"> ")
+        chat.type(b"\x03")
+        self.assertEqual(chat.wait(), 0)
 
-        def read_until(text, seconds=60):
-            nonlocal output
-            end = time.time() + seconds
-            while text not in output and time.time() < end:
-                try:
-                    output += os.read(terminal, 4096)
-                except OSError:
-                    break
-            self.assertIn(text, output)
-            output = output.split(text, 1)[1]
+    def test_what_is_typed_arrives_in_every_locale(self):
+        for locale in ["C", "C.UTF-8", "POSIX"]:
+            with tempfile.TemporaryDirectory() as folder:
+                saved = os.path.join(folder, "talk.json")
+                chat = Terminal("chat", "--no-think", "-n", "2", LC_ALL=locale)
+                chat.expect(b"> ")
+                chat.type("Was hei\u00dft caf\u00e9 \u732b?\n")
+                chat.expect(b"tokens/s")
+                chat.expect(b"> ")
+                chat.type(f"/save {saved}\n")
+                chat.expect(b"messages written")
+                chat.type("/quit\n")
+                self.assertEqual(chat.wait(), 0)
+                with open(saved, encoding="utf-8") as file:
+                    self.assertEqual(json.load(file)[0]["content"], "Was hei\u00dft caf\u00e9 \u732b?", locale)
 
-        read_until(b"> ")
-        os.write(terminal, b"What is a kangaroo?\n")
-        read_until(b"A kang")
-        os.write(terminal, b"\x03")
-        read_until(b"(stopped)")
-        read_until(b"> ")
-        os.write(terminal, b"/quit\n")
-        _, status = os.waitpid(pid, 0)
-        os.close(terminal)
-        self.assertEqual(os.waitstatus_to_exitcode(status), 0)
+    def test_save_keeps_what_is_there(self):
+        with tempfile.TemporaryDirectory() as folder:
+            saved = os.path.join(folder, "talk.json")
+            with open(saved, "w", encoding="utf-8") as file:
+                file.write("old")
+            lines = [f"/save! {saved}", "hi", f"/save {saved}", "/think maybe", "//slash"]
+            result = calla("chat", "--no-think", "-n", "2", stdin="\n".join(lines) + "\n")
+            self.assertIn("nothing to save", result.stderr)
+            self.assertIn("exists", result.stderr)
+            self.assertIn('not "maybe"', result.stderr)
+            with open(saved, encoding="utf-8") as file:
+                self.assertEqual(file.read(), "old")
+            result = calla("chat", "--no-think", "-n", "2", stdin=f"//slash\n/save! {saved}\n")
+            with open(saved, encoding="utf-8") as file:
+                self.assertEqual(json.load(file)[0]["content"], "/slash")
+
+    def test_a_file_gets_answers_without_thinking(self):
+        plain = calla("chat", "--greedy", "-q", stdin="What is a kangaroo?\n").stdout
+        self.assertTrue(plain.startswith("A kangaroo"), plain)
+        shown = calla("chat", "--greedy", "-q", "--show-thinking", stdin="What is a kangaroo?\n").stdout
+        self.assertTrue(shown.endswith(plain) and len(shown) > len(plain), shown)
 
 
 class Tools(unittest.TestCase):
@@ -145,6 +237,7 @@ class Tools(unittest.TestCase):
         self.assertEqual(ids, [4089])
         self.assertGreater(len(json.loads(calla("tokenize", "--ids", "--plain", "<|im_end|>").stdout)), 1)
         self.assertEqual(calla("tokenize", "--count", "").stdout.strip(), "0")
+        self.assertRegex(calla("tokenize", "\U0001f600").stdout, r"\\x[0-9a-f]{2}")
 
     def test_inspect(self):
         report = calla("inspect", TINY)
@@ -170,6 +263,82 @@ class Tools(unittest.TestCase):
                 file.write("{")
             shutil.copy(os.path.join(TINY, "model.safetensors"), weights)
             self.assertEqual(calla("run", "x", "--model", copy).returncode, 3)
+
+    def test_weights_that_are_not_finite_are_an_error(self):
+        with tempfile.TemporaryDirectory() as folder:
+            copy = os.path.join(folder, "model")
+            shutil.copytree(TINY, copy)
+            weights = os.path.join(copy, "model.safetensors")
+            with open(weights, "r+b") as file:
+                file.seek(tensor_offset(weights, "language_model.lm_head.scales"))
+                file.write(b"\xc0\x7f")  # one NaN
+            for sampling in [["--greedy"], [], ["--top-k", "0"]]:
+                for backend in ["cpu", "reference"]:
+                    result = calla("run", "-q", "--no-think", "-n", "3", "-m", copy, "-b", backend, *sampling, "hi")
+                    self.assertEqual((result.returncode, result.stdout), (1, ""), (backend, sampling))
+                    self.assertIn("not finite", result.stderr)
+            self.assertEqual(calla("bench", "-m", copy, "--prompts", "8", "--contexts", "0", "-r", "1").returncode, 3)
+
+    def test_odd_models(self):
+        with tempfile.TemporaryDirectory() as folder:
+            # Only GDN layers; and a name that ends in a slash.
+            out = os.path.join(folder, "gdn") + "/"
+            made = calla("make-checkpoint", "--shape", "calla-tiny", "--layers", "3", "--tokenizer-from", TINY, out)
+            self.assertEqual(made.returncode, 0, made.stderr)
+            self.assertEqual(os.listdir(folder), ["gdn"])
+            result = calla("chat", "-q", "-m", out, "-n", "5", stdin="hi\nho\n")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            # Without a tokenizer, the message says what to do.
+            bare = os.path.join(folder, "bare")
+            calla("make-checkpoint", "--shape", "calla-tiny", "--layers", "1", bare)
+            self.assertIn("--tokenizer-from", calla("run", "x", "-m", bare).stderr)
+            # A tokenizer of another model.
+            shutil.copy(os.path.join(TINY, "tokenizer.json"), bare)
+            with open(os.path.join(bare, "config.json"), encoding="utf-8") as file:
+                config = json.load(file)
+            config["text_config"]["vocab_size"] = 4000
+            with open(os.path.join(bare, "config.json"), "w", encoding="utf-8") as file:
+                json.dump(config, file)
+            self.assertEqual(calla("inspect", bare).returncode, 3)
+
+    def test_a_stopped_make_checkpoint_leaves_nothing(self):
+        with tempfile.TemporaryDirectory() as folder:
+            out = os.path.join(folder, "made")
+            for number in [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]:
+                process = subprocess.Popen([CALLA, "make-checkpoint", "-q", out], stderr=subprocess.DEVNULL)
+                while process.poll() is None and not os.listdir(folder):
+                    time.sleep(0.01)
+                process.send_signal(number)
+                process.wait(timeout=60)
+                if number != signal.SIGKILL:
+                    self.assertEqual(process.returncode, 130)
+                    self.assertEqual(os.listdir(folder), [])
+            self.assertEqual(len(os.listdir(folder)), 1)  # what the killed one left
+            calla("make-checkpoint", "--shape", "calla-tiny", "--layers", "1", out)
+            self.assertEqual(os.listdir(folder), ["made"])
+
+    def test_threads_that_cannot_be_started(self):
+        script = f'ulimit -v 600000; exec "{CALLA}" run -q --threads 100 --no-think -n 1 hi'
+        result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+        self.assertEqual(result.returncode, 4, result.stderr)
+        self.assertIn("--threads", result.stderr)
+
+    def test_golden_files_that_fit_nothing(self):
+        ids = ("I32", [2], struct.pack("<2i", 5, 6))
+        floats = lambda n: ("F32", [n], struct.pack(f"<{n}f", *[0.5] * n))
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "golden.safetensors")
+            for tensors in [{"a/input_ids": ids}, {"a/input_ids": ids, "a/attn0/k_cache": floats(4)},
+                            {"a/input_ids": ids, "a/gdn3/state": floats(4)}, {"a/input_ids": ids, "a/gdn99/state": floats(4)},
+                            {"a/prompt_ids": ids, "a/output_ids": ids, "a/margin": ("F32", [2], struct.pack("<2f", -1, 1))}]:
+                write_safetensors(path, tensors)
+                result = calla("eval", "-q", "--golden", path)
+                self.assertEqual(result.returncode, 3, (list(tensors), result.stdout, result.stderr))
+            # A long answer is no reason to stop; nothing is said on stderr where it is no terminal.
+            long = ("I32", [600], struct.pack("<600i", *[7] * 600))
+            write_safetensors(path, {"a/prompt_ids": ids, "a/output_ids": long, "a/margin": floats(600)})
+            result = calla("eval", "--golden", path)
+            self.assertEqual((result.returncode, result.stderr), (1, ""))
 
     def test_eval(self):
         result = calla("eval", "--golden", os.path.join(RANDOM, "golden.safetensors"), "--model", RANDOM, "--json")
@@ -210,6 +379,18 @@ class Tools(unittest.TestCase):
         self.assertEqual(table.returncode, 0, table.stderr)
         self.assertRegex(table.stdout, r"mechanism +prefill of 16 +prefill of 32 +decode at 0 +Lily's figure")
         self.assertRegex(table.stdout, r"\navx512 .*%  -\n")
+
+    def test_bench_of_random_weights_with_a_profile(self):
+        # A prompt as long as the warm-up and no context behind it: the warm-up's own steps must have room.
+        result = calla("bench", "--synthetic", "calla-tiny", "--layers", "4", "--prompts", "64", "--contexts", "0",
+                       "-r", "1", "--decode-tokens", "2", "--profile", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        report = json.loads(result.stdout)
+        self.assertIn("random weights, 4 layers", report["model"])
+        decode = report["profiles"][0]["parts"]
+        self.assertEqual({p["name"]: p["times"] for p in decode}["mix_gdn"], 3)
+        self.assertGreater(sum(p["seconds"] for p in decode), 0)
+        self.assertEqual(calla("bench", "--synthetic", "no-such-shape").returncode, 2)
 
 
 if __name__ == "__main__":

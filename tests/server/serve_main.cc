@@ -27,7 +27,7 @@ int main(int argc, char** argv) {
     if (name == "--cache-snapshots") options.engine.scheduler.cache_snapshots = std::atoi(value.c_str());
     if (name == "--cache-dir") options.engine.scheduler.cache_dir = value;
     if (name == "--backend") options.engine.backend = value;
-    if (name == "--threads") options.engine.threads = std::atoi(value.c_str());
+    if (name == "--threads") options.engine.backend_options.threads = std::atoi(value.c_str());
   }
   try {
     serve(options, {[](const std::string& line) { std::cerr << line + "\n"; },

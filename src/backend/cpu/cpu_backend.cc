@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "backend/cpu/attention_scratch.h"
+#include "backend/cpu/bandwidth.h"
 #include "backend/create.h"
 #include "base/check.h"
 #include "base/error.h"
@@ -119,6 +120,20 @@ void CpuBackend::export_kv_page(int page, std::span<std::byte> out) {
 void CpuBackend::import_kv_page(int page, std::span<const std::byte> in) {
   check(in.size() == pool_.page_bytes(), "size of an imported page");
   std::ranges::copy(in, pool_.page(page).begin());
+}
+
+double CpuBackend::probe_read_bandwidth() { return cpu::probe_read_bandwidth(threads_); }
+
+std::vector<KernelTime> CpuBackend::profile(FunctionRef<void()> step) {
+  profile_.reset();
+  step();
+  std::vector<KernelTime> times;
+  for (int i = 0; i < kStages; ++i) {
+    const auto stage = static_cast<Stage>(i);
+    const StageTime& time = profile_[stage];
+    if (time.calls > 0) times.push_back({stage_name(stage), time.calls, time.seconds, time.bytes});
+  }
+  return times;
 }
 
 bool CpuBackend::begin(const Batch& batch) {

@@ -65,6 +65,9 @@ class CpuBackend final : public Backend {
     pool_.write_kv(layer, pages, rows, k, v);
   }
 
+  double probe_read_bandwidth() override;
+  std::vector<KernelTime> profile(FunctionRef<void()> step) override;
+
   bool begin(const Batch& batch) override;
   void embed() override;
   void project_gdn(int layer) override;

@@ -25,6 +25,7 @@ inline constexpr int kStages = static_cast<int>(Stage::kPick) + 1;
 const char* stage_name(Stage stage);
 
 struct StageTime {
+  int calls = 0;
   double seconds = 0;
   double bytes = 0;  // weights, states and KV rows read and written
 };
@@ -39,7 +40,10 @@ class Profile {
    public:
     Scope(Profile& profile, Stage stage)
         : time_(profile.times_[static_cast<int>(stage)]), start_(std::chrono::steady_clock::now()) {}
-    ~Scope() { time_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+    ~Scope() {
+      ++time_.calls;
+      time_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    }
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
     void add_bytes(size_t bytes) { time_.bytes += static_cast<double>(bytes); }

@@ -45,7 +45,9 @@ ActivationScale QuantizeGroup(const float* x, int n, int16_t* out) {
     poison = hn::MulAdd(v, hn::Zero(d), poison);
   }
   const float top = hn::GetLane(hn::MaxOfLanes(d, largest));
-  const float inverse = top > std::numeric_limits<float>::min() * kLargest ? kLargest / top : 0.0f;
+  // Without a finite largest value there is nothing to round: the poison says so.
+  const bool usable = top > std::numeric_limits<float>::min() * kLargest && top <= std::numeric_limits<float>::max();
+  const float inverse = usable ? kLargest / top : 0.0f;
   const float scale = inverse > 0 ? top / kLargest : 0.0f;
   auto total = hn::Zero(di);
   for (int i = 0; i < n; i += static_cast<int>(hn::Lanes(d))) {
@@ -145,7 +147,7 @@ bool BlockMaxima(const float* x, int64_t n, float* maxima) {
       for (int64_t i = from; i < from + kBlock; i += static_cast<int64_t>(hn::Lanes(d))) {
         const auto v = hn::LoadU(d, x + i);
         largest = hn::Max(largest, v);
-        nan = hn::Add(nan, hn::IfThenElseZero(hn::Ne(v, v), v));
+        nan = hn::Add(nan, hn::IfThenElseZero(hn::IsNaN(v), v));
       }
       *maxima = hn::GetLane(hn::MaxOfLanes(d, largest));
     } else {

@@ -59,7 +59,7 @@ CudaBackend::CudaBackend(const ModelShape& shape, const ModelWeights& weights, c
       options_(options),
       mechanisms_(Mechanisms::without(options.ablate)),
       device_(open_device()),
-      weights_(shape, weights, stream_.get()),
+      weights_(shape, weights, stream_.get(), options.on_upload),
       recurrent_(shape),
       kv_(shape) {
   for (int i = 0, gdn = 0, attention = 0; i < shape.layers(); ++i)
@@ -192,6 +192,7 @@ void CudaBackend::build_block(const Batch& batch, InFlight& to) {
   auto* tile = reinterpret_cast<AttentionTile*>(host + at.tiles);
   int first_row = 0;
   std::vector<int> first_rows;
+  cached_bytes_ = 0;
   for (size_t s = 0; s < sequences; ++s) {
     const SequenceRows& from = batch.sequences[s];
     check(from.rows > 0 && from.recurrent_slot >= 0 && from.recurrent_slot < recurrent_.slots(), "a valid sequence");
@@ -202,6 +203,7 @@ void CudaBackend::build_block(const Batch& batch, InFlight& to) {
     word_count += static_cast<int32_t>(from.kv_pages.size());
     if (!fixed)
       for (int i = 0; i < from.rows; i += kAttentionTileTokens) *tile++ = {static_cast<int32_t>(s), i};
+    cached_bytes_ += 2.0 * 2 * shape_.kv_width() * (from.position + from.rows);
     first_rows.push_back(first_row);
     first_row += from.rows;
   }
@@ -267,7 +269,7 @@ bool CudaBackend::begin(const Batch& batch) {
                           heads <= kMaxRecordedRows;
   key_ = {rows, heads, any_pick, sampled_};
   mode_ = Mode::kEager;
-  if (recordable) {
+  if (recordable && !profiler_) {
     const auto found = graphs_.find(key_);
     if (found == graphs_.end()) {
       graphs_.emplace(key_, std::nullopt);  // the first time runs as it is, which also loads the kernels
@@ -278,6 +280,10 @@ bool CudaBackend::begin(const Batch& batch) {
   build_block(batch, mine);
   if (mode_ == Mode::kRecording)
     cuda_check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "start recording a step");
+  if (profiler_) {
+    cuda_check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "start recording a step");
+    mode_ = Mode::kProfiling;
+  }
   return mode_ != Mode::kReplay;
 }
 
@@ -296,13 +302,41 @@ void CudaBackend::end_recording(bool keep) {
   place->launch(stream_.get());
 }
 
+// Runs the captured step, and then its kernels one by one.
+void CudaBackend::end_profiling() {
+  mode_ = Mode::kEager;
+  cudaGraph_t captured = nullptr, copy = nullptr;
+  cuda_check(cudaStreamEndCapture(stream_.get(), &captured), "record a step");
+  const std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, decltype(&cudaGraphDestroy)> owner(captured,
+                                                                                               &cudaGraphDestroy);
+  cuda_check(cudaGraphClone(&copy, captured), "copy a step");
+  Graph(copy).launch(stream_.get());
+  stream_.synchronize();
+  profiled_ = profiler_->measure(captured, stream_.get());
+}
+
+std::vector<KernelTime> CudaBackend::profile(FunctionRef<void()> step) {
+  profiler_ = std::make_unique<StepProfiler>();
+  profiled_.clear();
+  try {
+    step();
+  } catch (...) {
+    profiler_ = nullptr;
+    throw;
+  }
+  profiler_ = nullptr;
+  return std::move(profiled_);
+}
+
 void CudaBackend::require_eager() {
   check(mode_ != Mode::kReplay, "a replayed step has no stages to look between (see BackendOptions::replay_steps)");
   if (mode_ == Mode::kRecording) end_recording(false);
 }
 
 StepId CudaBackend::submit() {
-  if (mode_ == Mode::kRecording) {
+  if (mode_ == Mode::kProfiling) {
+    end_profiling();
+  } else if (mode_ == Mode::kRecording) {
     end_recording(true);
   } else if (mode_ == Mode::kReplay) {
     graphs_[key_]->launch(stream_.get());
@@ -343,7 +377,7 @@ namespace calla {
 
 BackendInfo cuda_backend_info() {
   const std::string reason = cuda::why_no_device();
-  BackendInfo info{"cuda", "NVIDIA GPUs (Hopper first, Ampere and later)", reason.empty(), reason};
+  BackendInfo info{"cuda", "NVIDIA GPUs (Hopper first, Ampere and later)", reason.empty(), reason, true};
   info.ablations = cuda::Mechanisms::names();
   return info;
 }

@@ -18,6 +18,7 @@
 
 #include "backend/backend.h"
 #include "backend/cuda/attention.h"
+#include "backend/cuda/bandwidth.h"
 #include "backend/cuda/experts_decode.h"
 #include "backend/cuda/gdn.h"
 #include "backend/cuda/gemm.h"
@@ -25,6 +26,7 @@
 #include "backend/cuda/launch.h"
 #include "backend/cuda/linear_decode.h"
 #include "backend/cuda/pick.h"
+#include "backend/cuda/profile.h"
 #include "backend/cuda/state.h"
 #include "backend/cuda/step.h"
 #include "backend/cuda/weights.h"
@@ -88,6 +90,9 @@ class CudaBackend final : public Backend {
     kv_.write(index_in_kind_[static_cast<size_t>(layer)], pages, rows, k, v, stream_.get());
   }
 
+  double probe_read_bandwidth() override { return cuda::probe_read_bandwidth(device_, stream_.get()); }
+  std::vector<KernelTime> profile(FunctionRef<void()> step) override;
+
   bool begin(const Batch& batch) override;
   void embed() override;
   void project_gdn(int layer) override;
@@ -117,7 +122,7 @@ class CudaBackend final : public Backend {
  private:
   // What distinguishes recorded steps: rows, heads, whether tokens are picked, and whether by sampling.
   using GraphKey = std::tuple<int, int, bool, bool>;
-  enum class Mode : uint8_t { kEager, kRecording, kReplay };
+  enum class Mode : uint8_t { kEager, kRecording, kReplay, kProfiling };
 
   struct InFlight {
     Event done;
@@ -134,6 +139,11 @@ class CudaBackend final : public Backend {
   void allocate_slots();
   void build_block(const Batch& batch, InFlight& to);
   void end_recording(bool keep);
+  void end_profiling();
+  // Tells the profiler, if there is one, what a stage's kernels have to move.
+  void count_bytes(double bytes) {
+    if (mode_ == Mode::kProfiling) profiler_->add_bytes(stream_.get(), bytes);
+  }
   const LayerOnDevice& layer(int index) const { return weights_.layers[static_cast<size_t>(index)]; }
   bool decode_rows() const { return step_.rows <= kMaxGemvRows; }
   // RMSNorm inside the projection. The streaming form does that for one row only.
@@ -144,6 +154,7 @@ class CudaBackend final : public Backend {
   bool grouped_experts(const LayerOnDevice& layer) const {
     return !decode_rows() && wgmma() && layer.experts.packed && shape_.experts <= 1024;
   }
+  double expert_bytes(const LayerOnDevice& layer) const;
   Launch launch_after_any() const;  // without programmatic dependent launch
   void project(const LayerOnDevice& layer);
   void project_rows(const PackedView& w, const GemvInput& in, int rows, float* out, size_t out_stride, int columns,
@@ -202,6 +213,9 @@ class CudaBackend final : public Backend {
   bool choice_pending_ = false;  // route() left the choice of experts to the expert kernels
   std::array<InFlight, kStepsInFlight> in_flight_;
   StepId last_step_ = 0;
+  std::unique_ptr<StepProfiler> profiler_;  // while profile() runs
+  std::vector<KernelTime> profiled_;
+  double cached_bytes_ = 0;  // of the keys and values that an attention layer reads in this step
 };
 
 }  // namespace calla::cuda

@@ -67,8 +67,15 @@ void CudaBackend::multiply(const Linear& w, const __half* x, size_t x_stride, in
   }
 }
 
+// Of the experts that the rows choose, if no two choose the same one, and the shared expert.
+double CudaBackend::expert_bytes(const LayerOnDevice& l) const {
+  const int chosen = std::min(step_.rows * kExpertsPerToken, shape_.experts);
+  return static_cast<double>(l.experts.bytes) * chosen + static_cast<double>(l.shared.bytes);
+}
+
 // RMSNorm and the layer's input projections.
 void CudaBackend::project(const LayerOnDevice& l) {
+  count_bytes(static_cast<double>(l.in.bytes));
   const auto hidden = static_cast<size_t>(shape_.hidden), width = static_cast<size_t>(l.in.width);
   if (one_pass_norm() && l.in.packed) {
     GemvInput in;
@@ -111,6 +118,7 @@ GdnParams CudaBackend::gdn_params(int index) const {
 }
 
 void CudaBackend::mix_gdn(int index) {
+  count_bytes(2.0 * sizeof(float) * step_.sequence_count * shape_.gdn_value_heads * kGdnHeadDim * kGdnHeadDim);
   const bool one_row_each = step_.rows == step_.sequence_count;
   if (one_row_each && mechanisms_.fused_gdn && gdn_decode_fits(device_, shape_.gdn_key_heads, shape_.gdn_value_heads)) {
     gdn_decode(launch_, gdn_params(index));
@@ -146,6 +154,7 @@ AttentionParams CudaBackend::attention_params(int index) const {
 void CudaBackend::prepare_attention(int index) { attention_prepare(launch_, attention_params(index)); }
 
 void CudaBackend::attend(int index) {
+  count_bytes(cached_bytes_);
   const bool one_row_each = step_.rows == step_.sequence_count;
   if (!decode_rows() && !one_row_each && wgmma()) {
     attention_tiles(launch_, attention_params(index), tiles_, tile_count_);
@@ -156,12 +165,14 @@ void CudaBackend::attend(int index) {
 
 void CudaBackend::project_residual(int index) {
   const LayerOnDevice& l = layer(index);
+  count_bytes(static_cast<double>(l.out.bytes));
   multiply(l.out, slots_.mixed, static_cast<size_t>(shape_.mixer_width()), step_.rows, slots_.residual,
            static_cast<size_t>(shape_.hidden), true);
 }
 
 void CudaBackend::route(int index) {
   const LayerOnDevice& l = layer(index);
+  count_bytes(static_cast<double>(l.router.bytes));
   const auto hidden = static_cast<size_t>(shape_.hidden), width = static_cast<size_t>(l.router.width);
   if (one_pass_norm() && l.router.packed) {
     GemvInput in;
@@ -227,6 +238,7 @@ ExpertsDecode CudaBackend::experts_decode(const LayerOnDevice& l) const {
 
 void CudaBackend::experts_up(int index) {
   const LayerOnDevice& l = layer(index);
+  count_bytes(expert_bytes(l) * 2 / 3);
   if (grouped_experts(l)) {
     multiply_experts(
         l.experts.up, l.shared.up, slots_.moe_input, static_cast<size_t>(shape_.hidden), 0,
@@ -242,6 +254,7 @@ void CudaBackend::experts_up(int index) {
 
 void CudaBackend::experts_down(int index) {
   const LayerOnDevice& l = layer(index);
+  count_bytes(expert_bytes(l) / 3);
   if (grouped_experts(l)) {
     const auto hidden = static_cast<size_t>(shape_.hidden);
     multiply_experts(l.experts.down, l.shared.down, slots_.hidden,
@@ -261,6 +274,7 @@ void CudaBackend::experts_down(int index) {
 
 void CudaBackend::head() {
   const Linear& w = weights_.head;
+  count_bytes(static_cast<double>(w.bytes));
   const auto hidden = static_cast<size_t>(shape_.hidden), vocab = static_cast<size_t>(shape_.vocab);
   const int heads = step_.head_count;
   if (heads == 1 && w.packed) {

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "backend/cuda/pack.h"
+#include "backend/weights_outline.h"
 #include "base/thread_pool.h"
 
 namespace calla::cuda {
@@ -32,7 +33,9 @@ bool is_synthetic(const WeightMatrix& m) { return m.codes == nullptr && m.values
 // (which also takes the page faults).
 class WeightUploader {
  public:
-  WeightUploader(DeviceWeights& weights, cudaStream_t stream) : weights_(weights), stream_(stream) {}
+  WeightUploader(DeviceWeights& weights, cudaStream_t stream, size_t total,
+                 const std::function<void(double, double)>& on_upload)
+      : weights_(weights), stream_(stream), total_(total), on_upload_(on_upload) {}
 
   const float* vector(const FloatVector& values) {
     auto* to = static_cast<float*>(allocate(values.size() * sizeof(float)));
@@ -128,7 +131,10 @@ class WeightUploader {
   void reserve_staging(size_t bytes) { staging_ = DeviceBytes(bytes, "staging memory for the upload"); }
   static size_t staging_bytes(const WeightMatrix& m) { return align(code_bytes(m)) + 2 * align(scale_bytes(m)); }
 
-  void finish() { cuda_check(cudaStreamSynchronize(stream_), "upload of the weights"); }
+  void finish() {
+    cuda_check(cudaStreamSynchronize(stream_), "upload of the weights");
+    if (on_upload_) on_upload_(static_cast<double>(total_), static_cast<double>(total_));
+  }
 
  private:
   static constexpr size_t kChunk = size_t{32} << 20;
@@ -197,6 +203,8 @@ class WeightUploader {
           cudaMemcpyAsync(static_cast<std::byte*>(to) + done, buffer.memory.data(), n, cudaMemcpyHostToDevice, stream_),
           "upload of the weights");
       buffer.free.record(stream_);
+      sent_ += n;
+      if (on_upload_ && n == kChunk) on_upload_(static_cast<double>(sent_), static_cast<double>(total_));
     }
   }
 
@@ -207,6 +215,9 @@ class WeightUploader {
 
   DeviceWeights& weights_;
   cudaStream_t stream_;
+  const size_t total_;
+  const std::function<void(double, double)>& on_upload_;
+  size_t sent_ = 0;
   ThreadPool pool_{std::min(8, available_cores())};
   std::array<Buffer, 2> buffers_;
   size_t next_ = 0;
@@ -214,9 +225,12 @@ class WeightUploader {
   uint64_t seed_ = 0;
 };
 
-DeviceWeights::DeviceWeights(const ModelShape& shape, const ModelWeights& weights, cudaStream_t stream) {
+DeviceWeights::DeviceWeights(const ModelShape& shape, const ModelWeights& weights, cudaStream_t stream,
+                             const std::function<void(double done, double total)>& on_upload) {
   const auto start = std::chrono::steady_clock::now();
-  WeightUploader upload(*this, stream);
+  size_t total = 0;
+  for_each_matrix(weights, [&](const WeightMatrix& m) { total += is_synthetic(m) ? 0 : m.bytes(); });
+  WeightUploader upload(*this, stream, total, on_upload);
   size_t staging = WeightUploader::staging_bytes(weights.lm_head);
   for (const LayerWeights& layer : weights.layers) {
     const MoeWeights& m = layer.moe;

@@ -1,5 +1,6 @@
 #pragma once
 // DeviceWeights: the model's weights in device memory, uploaded once.
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -55,7 +56,9 @@ class DeviceWeights {
  public:
   // Uploads everything through page-locked buffers; staging memory is freed before it returns. A matrix whose codes
   // (or values) pointer is null gets random contents, made on the device (benchmarks of the real shape).
-  DeviceWeights(const ModelShape& shape, const ModelWeights& weights, cudaStream_t stream);
+  // `on_upload(bytes sent, all bytes)`, if not empty, is called now and then.
+  DeviceWeights(const ModelShape& shape, const ModelWeights& weights, cudaStream_t stream,
+                const std::function<void(double done, double total)>& on_upload = {});
 
   RawView embedding;
   Linear head;

@@ -172,6 +172,8 @@ void MetalBackend::allocate_activations() {
   }
 }
 
+double MetalBackend::probe_read_bandwidth() { return metal::probe_read_bandwidth(); }
+
 void MetalBackend::allocate_state(const StateMemoryPlan& plan) {
   check(!pool_, "allocate_state is called once");
   const size_t state = plan.recurrent_slots * recurrent_slot_bytes() + plan.kv_pages * kv_page_bytes();
@@ -433,7 +435,6 @@ BackendInfo metal_backend_info() {
   if (!info.available) info.reason = "this machine lists no Metal device";
   info.software = !metal::software_device_note().empty();
   info.ablations = metal::ablation_names();
-  info.read_bandwidth = metal::probe_read_bandwidth;
   return info;
 }
 

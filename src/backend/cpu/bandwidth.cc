@@ -1,20 +1,16 @@
-#include "selftest/bandwidth.h"
-
-#include <sys/mman.h>
+#include "backend/cpu/bandwidth.h"
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <span>
 #include <vector>
 
-#include "backend/create.h"
-#include "checkpoint/mapped_file.h"
+#include "backend/cpu/memory.h"
 
-namespace calla {
+namespace calla::cpu {
 namespace {
 
 // Sums 64-byte lines; eight independent sums, so that the compiler's vector loads do not wait for each other.
@@ -31,12 +27,9 @@ uint64_t read_all(std::span<const uint64_t> words) {
 
 double probe_read_bandwidth(ThreadPool& pool) {
   constexpr size_t kBytes = size_t{512} << 20;
-  const AnonymousMemory memory(kBytes);
-#ifdef MADV_HUGEPAGE
-  ::madvise(memory.bytes().data(), kBytes, MADV_HUGEPAGE);
-#endif
-  std::memset(memory.bytes().data(), 1, kBytes);
-  const auto* words = reinterpret_cast<const uint64_t*>(memory.bytes().data());
+  const MappedMemory memory(kBytes, "memory for the bandwidth probe");
+  std::memset(memory.data(), 1, kBytes);
+  const auto* words = reinterpret_cast<const uint64_t*>(memory.data());
   const size_t part = kBytes / sizeof(uint64_t) / static_cast<size_t>(pool.threads());
   std::vector<double> rates;
   std::vector<uint64_t> sums(static_cast<size_t>(pool.threads()) * 8);
@@ -53,15 +46,4 @@ double probe_read_bandwidth(ThreadPool& pool) {
   return rates[rates.size() / 2];
 }
 
-std::function<double()> bandwidth_probe(const std::string& backend, int threads) {
-  if (backend == "cpu")
-    return [threads] {
-      ThreadPool pool(threads);  // threads of its own: the backend's sleep meanwhile
-      return probe_read_bandwidth(pool);
-    };
-  for (const BackendInfo& info : list_backends())
-    if (info.name == backend) return info.read_bandwidth;
-  return {};
-}
-
-}  // namespace calla
+}  // namespace calla::cpu
