@@ -3,12 +3,13 @@
 #   make test    the same, then run the tests
 #   make check   formatting, clang-tidy, and the tests under address and undefined-behaviour sanitizers
 #   make tsan    the token loop under the thread sanitizer
+#   make metal   the Metal backend on a software Metal device (docs/softmetal.md); metal-full: what takes longer
 #   make bench   build and measure this machine (calla bench --help for more)
 #   make clean   remove everything that was built
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 CMAKE_BUILD = cmake --build --preset $(1) --parallel $(JOBS)
 
-.PHONY: build chat test check format-check tidy asan tsan bench clean setup setup-check format
+.PHONY: build chat test check format-check tidy asan tsan metal metal-full bench clean setup setup-check format
 
 setup:
 	@scripts/setup.sh build
@@ -53,6 +54,22 @@ tsan: setup-check
 	cmake --preset tsan
 	$(call CMAKE_BUILD,tsan) --target $(TSAN_TARGETS)
 	ctest --preset tsan --parallel $(JOBS) --tests-regex "$(TSAN_TESTS)" --exclude-regex "$(SLOW_UNDER_SANITIZERS)"
+
+# On Linux all of the Metal backend but its speed can be checked, kernels and host code as they are shipped.
+METAL_TARGETS = calla create_test metal_units_test metal_conformance_test metal_step_test metal_real_widths_test \
+  metal_golden_test
+ifneq ($(shell uname),Darwin)
+METAL_TARGETS += metal_bindings_test metal_counts
+endif
+
+metal: setup
+	cmake --preset metal
+	$(call CMAKE_BUILD,metal) --target $(METAL_TARGETS)
+	ctest --preset metal --parallel $(JOBS) --label-regex '^metal$$'
+
+metal-full: metal
+	$(call CMAKE_BUILD,metal) --target metal_full_test
+	ctest --preset metal --parallel $(JOBS) --label-regex '^metal-full$$' --timeout 7200
 
 SLOW_UNDER_SANITIZERS = Golden|ActivationSum|LongText|tokenizer_reference|server_suite
 TSAN_TARGETS = scheduler_test

@@ -1,5 +1,7 @@
 #include "backend/create.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace calla {
@@ -8,11 +10,17 @@ std::vector<BackendInfo> list_backends() {
   return {cuda_backend_info(), metal_backend_info(), cpu_backend_info(), reference_backend_info()};
 }
 
+bool is_software_device(const std::string& backend_name) {
+  const auto all = list_backends();
+  return std::any_of(all.begin(), all.end(),
+                     [&](const BackendInfo& info) { return info.name == backend_name && info.software; });
+}
+
 BackendInfo choose_backend(const std::string& name) {
   std::string known;
   for (const BackendInfo& info : list_backends()) {
     known += (known.empty() ? "" : ", ") + info.name;
-    if (name != "auto" && name != info.name) continue;
+    if (name == "auto" ? info.software : name != info.name) continue;
     if (info.available) return info;
     if (name != "auto") throw UsageError("backend '" + name + "' is not available: " + info.reason);
   }

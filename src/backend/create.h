@@ -14,13 +14,18 @@ struct BackendInfo {
   bool available = false;       // built in, and the device is there
   std::string reason;           // why not, and what to do
   bool fills_outlines = false;  // takes weights without memory (weights_outline.h) and makes random ones on the device
+  bool software = false;        // stands in for a device that is not there: only for tests, and `auto` never takes it
+  std::vector<std::string> ablations;  // what `--ablate` can switch off
 };
 
 // All backends that Calla knows, in order of preference for `auto`.
 std::vector<BackendInfo> list_backends();
 
-// The backend that `name` means here: one of list_backends(), or "auto" for the first available one. Never falls back
-// silently: an unknown or unavailable name throws UsageError with the reason.
+// True for the name of a backend whose device is software here (BackendInfo::software).
+bool is_software_device(const std::string& backend_name);
+
+// The backend that `name` means here: one of list_backends(), or "auto" for the first available one that is no software
+// device. Never falls back silently: an unknown or unavailable name throws UsageError with the reason.
 BackendInfo choose_backend(const std::string& name);
 
 // Makes the backend that choose_backend(name) finds. Throws as that does, or DeviceError. `weights` and the checkpoint behind it must outlive the backend.

@@ -90,7 +90,11 @@ class Bench {
     report_.load_seconds = seconds_since(begin);
   }
 
+  // All rounds; may be called again.
   BenchReport run() {
+    report_.prefill.clear();
+    report_.decode.clear();
+    report_.profiles.clear();
     report_.machine = describe_machine();
     report_.model = subject_.name();
     report_.backend = backend_->description();
@@ -202,6 +206,63 @@ int bench(const BenchOptions& options) {
   return 0;
 }
 
+// `--ablate all`: every mechanism of the backend switched off in turn, beside the same lengths with all of them on. The
+// two take turns, and who begins alternates.
+int bench_ablations(const BenchOptions& options) {
+  if (options.model.ablate.size() != 1) throw UsageError("--ablate all stands for every mechanism; give no other");
+  if (!options.svg_file.empty()) throw UsageError("--ablate all has no plot; leave --svg out");
+  if (options.profile) throw UsageError("--ablate all has no profile; name one mechanism, or leave --profile out");
+  const BackendInfo backend = choose_backend(options.model.backend);
+  if (backend.ablations.empty())
+    throw UsageError("--ablate all: the " + backend.name + " backend has nothing to switch off");
+  check_writable(options.json_file);
+  const BenchSubject subject(options.model, options.synthetic, options.layers);
+  BenchOptions once = options;
+  once.repetitions = 1;
+  once.model.quiet = true;
+  once.model.ablate.clear();
+  Bench shipped(once, subject);
+  AblationReport report;
+  report.repetitions = options.repetitions;
+  report.prompts = options.prompts;
+  report.contexts = options.contexts;
+  ProgressLine progress("measuring", "", !options.model.quiet);
+  double done = 0;
+  int exit_code = 0;
+  for (const std::string& mechanism : backend.ablations) {
+    AblationRow& row = report.rows.emplace_back();
+    row.mechanism = mechanism;
+    BenchOptions ablated = once;
+    ablated.model.ablate = {mechanism};
+    try {
+      Bench without(ablated, subject);
+      const size_t points = options.prompts.size() + options.contexts.size();
+      std::vector<std::vector<double>> rates[2] = {std::vector<std::vector<double>>(points),
+                                                   std::vector<std::vector<double>>(points)};
+      for (int turn = 0; turn < 2 * options.repetitions; ++turn) {
+        const int which = (turn + turn / 2) % 2;  // 0: with, 1: without
+        const BenchReport run = (which == 0 ? shipped : without).run();
+        if (which == 0) report.model = run.model, report.backend = run.backend;
+        for (size_t i = 0; i < points; ++i) {
+          const bool is_prompt = i < run.prefill.size();
+          rates[which][i].push_back(is_prompt ? run.prefill[i].tokens_per_s
+                                              : run.decode[i - run.prefill.size()].tokens_per_s);
+        }
+        progress.update(++done, 2.0 * options.repetitions * static_cast<double>(backend.ablations.size()));
+      }
+      for (size_t i = 0; i < points; ++i) row.at.push_back({median(rates[0][i]), median(rates[1][i])});
+    } catch (
+        const DeviceError& error) {  // a control may need memory that the machine lacks; the other rows still count
+      row.problem = error.what();
+      exit_code = kExitDevice;
+    }
+  }
+  progress.clear();
+  if (!options.json_file.empty()) write_file(options.json_file, ablation_json(report));
+  std::cout << (options.json ? ablation_json(report) : ablation_table(report));
+  return exit_code;
+}
+
 }  // namespace
 
 void add_bench_command(CLI::App& app, int& exit_code) {
@@ -237,9 +298,15 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->footer(
       "The limit is what moving the counted bytes of a token (weights, states, KV rows) takes at the read bandwidth "
       "that\n"
-      "is probed just before each measurement.");
+      "is probed just before each measurement. --ablate all measures every mechanism of the backend: once switched "
+      "off,\n"
+      "once on, taking turns.");
   add_model_options(*command, options->model, false);
-  command->callback([options, &exit_code] { exit_code = bench(*options); });
+  command->callback([options, &exit_code] {
+    const auto& ablate = options->model.ablate;
+    const bool all = std::find(ablate.begin(), ablate.end(), "all") != ablate.end();
+    exit_code = all ? bench_ablations(*options) : bench(*options);
+  });
 }
 
 }  // namespace calla

@@ -30,6 +30,31 @@ struct BenchReport {
   std::vector<BenchProfile> profiles;
 };
 
+// One mechanism of a backend: tokens/s with it and without it at each point, measured in alternating order.
+struct AblationRow {
+  struct Rates {
+    double with = 0, without = 0;
+    double gain() const { return with / without - 1; }
+  };
+  std::string mechanism;
+  std::vector<Rates> at;  // one for each prompt length, then one for each context length; empty: not measured
+  std::string problem;    // why not
+};
+
+struct AblationReport {
+  std::string model, backend;
+  int repetitions = 0;
+  std::vector<int> prompts, contexts;
+  std::vector<AblationRow> rows;
+};
+
+// What Lily's authors report for a mechanism of this name, on an M5 Max with their engine ("prefill +77.4 % at 512");
+// empty where they report none. Where the figure is from: docs/performance.md.
+std::string lilys_gain(const std::string& mechanism);
+
+std::string ablation_table(const AblationReport& report);
+std::string ablation_json(const AblationReport& report);
+
 std::string bench_table(const BenchReport& report);
 std::string bench_json(const BenchReport& report);
 std::string bench_svg(const BenchReport& report);

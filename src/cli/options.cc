@@ -27,7 +27,8 @@ void add_model_options(CLI::App& command, ModelOptions& options, bool session) {
                   "bundled calla-tiny)")
       ->type_name("DIR");
   std::string names = "auto";
-  for (const BackendInfo& info : list_backends()) names += ", " + info.name + (info.available ? "" : " (not here)");
+  for (const BackendInfo& info : list_backends())
+    names += ", " + info.name + (!info.available ? " (not here)" : info.software ? " (a software device here)" : "");
   command.add_option("-b,--backend", options.backend, "Where to run: " + names)
       ->type_name("NAME")
       ->capture_default_str();
@@ -45,7 +46,8 @@ void add_model_options(CLI::App& command, ModelOptions& options, bool session) {
       .add_flag("--full-precision", options.full_precision, "Compute in fp32 throughout (cpu; slower, for checking)")
       ->group("Measuring");
   command
-      .add_option("--ablate", options.ablate, "Switch one of the backend's mechanisms off, to measure it; repeatable")
+      .add_option("--ablate", options.ablate,
+                  "Switch one of the backend's mechanisms off, to measure it; repeatable (bench: or `all`)")
       ->type_name("NAME")
       ->allow_extra_args(false)
       ->group("Measuring");

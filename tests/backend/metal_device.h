@@ -4,11 +4,15 @@
 #include <gtest/gtest.h>
 
 #include "backend/metal/metal_backend.h"
+#include "selftest/conformance.h"
 #ifndef __APPLE__
 #include "softmetal/softmetal.h"
 #endif
 
 namespace calla {
+
+// A chip for each matrix-unit form: tensor operations, simdgroup matrices. (On a Mac both are the machine's own.)
+inline constexpr const char* kMetalForms[] = {"m5max", "m4max"};
 
 class MetalDevice {
  public:
@@ -18,6 +22,8 @@ class MetalDevice {
   explicit MetalDevice(const char* chip = "m5max", bool check = false) {
     softmetal::Options options = softmetal::device_preset(chip);
     options.check = check;
+    options.strict_bindings =
+        true;  // each dispatch binds what its kernel takes: no more, no less, structs of equal size
     softmetal::set_options(options);
     softmetal::take_findings();
   }
@@ -27,5 +33,11 @@ class MetalDevice {
   }
 #endif
 };
+
+inline BackendFactory metal_factory(const metal::MetalTestOptions& test_options = {}) {
+  return [test_options](const ModelShape& shape, const ModelWeights& weights, const BackendOptions& options) {
+    return std::make_unique<metal::MetalBackend>(shape, weights, options, test_options);
+  };
+}
 
 }  // namespace calla

@@ -27,15 +27,15 @@ BackendOptions small_options() {
 // One sequence on a backend: a prompt in chunks, then tokens.
 class Conversation {
  public:
-  Conversation(Backend& backend, const ModelShape& shape, int slot = 0)
-      : backend_(backend), shape_(shape), slot_(slot) {
+  // `slots`: conversations that share the pool's pages.
+  Conversation(Backend& backend, const ModelShape& shape, int slot = 0, int slots = 2)
+      : backend_(backend), shape_(shape), slot_(slot), slots_(slots) {
     backend_.clear_recurrent(slot);
   }
 
   StepId step(std::vector<TokenId> tokens, bool want_head) {
     tokens_ = std::move(tokens);
-    while (static_cast<int>(pages_.size()) * kKvPageRows < position_ + static_cast<int>(tokens_.size()))
-      pages_.push_back(static_cast<int32_t>(pages_.size()) * 2 + slot_);
+    add_pages(position_ + static_cast<int>(tokens_.size()));
     const std::array sequences = {SequenceRows{slot_, pages_, position_, static_cast<int>(tokens_.size())}};
     HeadRow head;
     head.row = static_cast<int>(tokens_.size()) - 1;
@@ -51,12 +51,28 @@ class Conversation {
     return forward(backend_, shape_, batch);
   }
 
+  // Positions before the first token, with a cache of some numbers.
+  void skip(int positions) {
+    position_ = positions;
+    add_pages(positions);
+    const std::vector<float> values(static_cast<size_t>(positions) * shape_.kv_width(), 0.5f);
+    for (int layer = 0; layer < shape_.layers(); ++layer)
+      if (shape_.layer_kinds[layer] == LayerKind::kAttention)
+        backend_.write_kv(layer, pages_, positions, values, values);
+  }
+
   SamplingParams sampling;
 
  private:
+  void add_pages(int positions) {
+    while (static_cast<int>(pages_.size()) * kKvPageRows < positions)
+      pages_.push_back(static_cast<int32_t>(pages_.size()) * slots_ + slot_);
+  }
+
   Backend& backend_;
   const ModelShape& shape_;
   const int slot_;
+  const int slots_;
   int position_ = 0;
   std::vector<int32_t> pages_;
   std::vector<TokenId> tokens_;
@@ -254,30 +270,50 @@ TEST(MetalFailures, TooLittleMemoryIsRefusedWithTheNumber) {
   }
 }
 
-// Every barrier that the tracker puts into a decode step is needed: without it, softmetal sees two dispatches meet, and
-// the step fails.
-TEST(MetalBarriers, EachOneIsNeeded) {
-  const RandomModel model(tiny_shape(4), 27);
+// Every barrier that the tracker puts into a step is needed: without it, softmetal sees two dispatches meet, or the second
+// one read what the first has not written, and the step fails. `run` takes a step on a new backend, after `context`
+// positions; returns how many barriers a step has.
+int expect_each_barrier_needed(const RandomModel& model, int context, int rows, const MetalTestOptions& options) {
   int phases = 1;
   for (int barrier = -1; barrier < phases - 1; ++barrier) {
     const MetalDevice device("m5max", true);
-    MetalTestOptions test_options;
+    MetalTestOptions test_options = options;
     test_options.drop_barrier = barrier;
     MetalBackend metal(model.shape(), model.weights(), small_options(), test_options);
-    metal.allocate_state({1, 2});
-    Conversation talk(metal, model.shape());
+    metal.allocate_state({1, (context + rows) / kKvPageRows + 1});
+    Conversation talk(metal, model.shape(), 0, 1);
+    talk.skip(context);
     metal.set_token_counts(0, {}, {});  // waits: the clearing of the slot is no part of the step
-    const StepId step = talk.step({5}, true);
+    const StepId step = talk.step(prompt(rows), true);
     phases = metal.step_counts().phases;
     if (barrier < 0) {
       EXPECT_NO_THROW(metal.wait(step));
       continue;
     }
     EXPECT_THROW(metal.wait(step), DeviceError) << "barrier " << barrier;
-    // Whichever of the two ran first: they meet, or the second one reads what the first has not written.
     EXPECT_FALSE(softmetal::take_findings().empty()) << "barrier " << barrier;
   }
-  EXPECT_EQ(phases, 4 * 7 + 4);
+  return phases - 1;
+}
+
+ModelShape one_layer_of_each() {
+  ModelShape shape = tiny_shape(4);
+  shape.layer_kinds = {LayerKind::kGatedDeltaNet, LayerKind::kAttention};
+  return shape;
+}
+
+TEST(MetalBarriers, EachOneOfADecodeTokenIsNeeded) {
+  EXPECT_EQ(expect_each_barrier_needed(RandomModel(tiny_shape(4), 27), 0, 1, {}), 4 * 7 + 3);
+}
+// Key ranges: attention and its merge.
+TEST(MetalBarriers, EachOneOfALongContextIsNeeded) {
+  MetalTestOptions options;
+  options.fixed_block_from = 512;
+  EXPECT_EQ(expect_each_barrier_needed(RandomModel(one_layer_of_each(), 28), 600, 1, options), 2 * 7 + 1 + 3);
+}
+// GEMMs, the scan, tiled attention, grouped experts.
+TEST(MetalBarriers, EachOneOfAPrefillChunkIsNeeded) {
+  EXPECT_GT(expect_each_barrier_needed(RandomModel(one_layer_of_each(), 29), 5, 33, {}), 20);
 }
 #endif
 

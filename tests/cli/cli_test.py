@@ -85,7 +85,9 @@ class Help(unittest.TestCase):
     def test_usage_errors_exit_2(self):
         for args in [[], ["nonsense"], ["run"], ["run", "x", "--temp", "-1"], ["run", "x", "--backend", "gpu"],
                      ["run", "x", "--model", "/does/not/exist"], ["eval"], ["bench", "--prompts", "0"],
-                     ["run", "x", "--ablate", "nothing-of-that-name"], ["run", "x", "--min-p", "nan"],
+                     ["run", "x", "--ablate", "nothing-of-that-name"], ["run", "x", "--ablate", "all"],
+                     ["bench", "--ablate", "all", "--ablate", "avx512"], ["bench", "--ablate", "all", "-b", "reference"],
+                     ["run", "x", "--min-p", "nan"],
                      ["run", "x", "--temp", "hot"], ["run", "x", "--seed", "-1"], ["run", "x", "--greedy", "--temp", "1"],
                      ["run", "x", "--stop", ""], ["eval", "--text", CALLA], ["run", "x", "--model", "y" * 5000]]:
             result = calla(*args)
@@ -363,6 +365,20 @@ class Tools(unittest.TestCase):
             xml.dom.minidom.parse(svg)
             with open(report, encoding="utf-8") as file:
                 self.assertEqual([p["prompt_tokens"] for p in json.load(file)["prefill"]], [16, 64])
+
+    def test_bench_ablates_all(self):
+        arguments = ["bench", "-b", "cpu", "--ablate", "all", "--prompts", "16,32", "--contexts", "0", "-r", "2",
+                     "--decode-tokens", "2"]
+        report = json.loads(calla(*arguments, "--json").stdout)
+        self.assertEqual([row["mechanism"] for row in report["mechanisms"]], ["avx512"])
+        points = report["mechanisms"][0]["points"]
+        self.assertEqual([(p["phase"], p["tokens"]) for p in points], [("prefill", 16), ("prefill", 32), ("decode", 0)])
+        for p in points:
+            self.assertAlmostEqual(p["gain"], p["with_tokens_per_s"] / p["without_tokens_per_s"] - 1)
+        table = calla(*arguments)
+        self.assertEqual(table.returncode, 0, table.stderr)
+        self.assertRegex(table.stdout, r"mechanism +prefill of 16 +prefill of 32 +decode at 0 +Lily's figure")
+        self.assertRegex(table.stdout, r"\navx512 .*%  -\n")
 
     def test_bench_of_random_weights_with_a_profile(self):
         # A prompt as long as the warm-up and no context behind it: the warm-up's own steps must have room.

@@ -1,6 +1,7 @@
 // The host interface: limits, asynchronous queues, events, reference counting, injected errors.
 #include <sys/mman.h>
 
+#include <array>
 #include <atomic>
 #include <thread>
 
@@ -75,6 +76,54 @@ TEST_F(Host, ThreadgroupMemoryHasALimit) {
   expect_bad_call("32784 bytes of threadgroup memory; the device has 32768");
   EXPECT_NE(finish(commands_with([](auto* e) { e->setThreadgroupMemoryLength(20, 0); })), "");
   expect_bad_call("multiple of 16");
+}
+
+// Strict: every dispatch binds all that its kernel takes and nothing else; lenient, as Metal is, old bindings stay.
+TEST_F(Host, StrictBindings) {
+  const auto two_dispatches = [&](bool rebind, bool extra) {
+    return finish(commands_with([&](auto* e) {
+      e->dispatchThreadgroups(kOne, {64, 1, 1});
+      if (rebind) e->setBuffer(out_.get(), 0, 0);
+      if (extra) e->setBuffer(out_.get(), 0, 1);
+      e->memoryBarrier(MTL::BarrierScopeBuffers);
+      e->dispatchThreadgroups(kOne, {64, 1, 1});
+    }));
+  };
+  EXPECT_EQ(two_dispatches(false, true), "");
+  softmetal::Options strict;
+  strict.strict_bindings = true;
+  softmetal::set_options(strict);
+  EXPECT_EQ(two_dispatches(true, false), "");
+  EXPECT_NE(two_dispatches(false, false), "");
+  expect_bad_call("parameter y at buffer(0) was not bound for this dispatch");
+  EXPECT_NE(two_dispatches(true, true), "");
+  expect_bad_call("buffer index 1 was bound, and the kernel has no parameter there");
+}
+
+TEST_F(Host, StrictBytesHaveTheParametersSize) {
+  softmetal::Options strict;
+  strict.strict_bindings = true;
+  softmetal::set_options(strict);
+  const auto x = buffer(std::vector<float>(64));
+  const auto with_bytes = [&](size_t size) {
+    const std::array<uint32_t, 4> args = {64};
+    MTL::CommandBuffer* commands = queue_->commandBuffer();
+    MTL::ComputeCommandEncoder* encoder = commands->computeCommandEncoder();
+    const bool no_bias = false;
+    auto constants = NS::TransferPtr(MTL::FunctionConstantValues::alloc()->init());
+    constants->setConstantValue(&no_bias, MTL::DataTypeBool, NS::UInteger{0});
+    const auto state = pipeline("scaled_add", constants.get());
+    out_ = empty(256);
+    encoder->setComputePipelineState(state.get());
+    bind(encoder, {{x.get()}, {x.get()}, {out_.get()}});
+    encoder->setBytes(args.data(), size, 3);
+    encoder->dispatchThreadgroups(kOne, {64, 1, 1});
+    encoder->endEncoding();
+    return finish(commands);
+  };
+  EXPECT_EQ(with_bytes(8), "");
+  EXPECT_NE(with_bytes(12), "");
+  expect_bad_call("setBytes passed 12 bytes at index 3; the parameter's type has 8");
 }
 
 TEST_F(Host, DispatchNeedsAPipeline) {

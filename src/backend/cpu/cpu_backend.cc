@@ -229,7 +229,9 @@ void CpuBackend::write_slot(Slot which, std::span<const float> in) {
 namespace calla {
 
 BackendInfo cpu_backend_info() {
-  return {"cpu", "any machine: AVX-512, AVX2, NEON; weights used as they lie in the file", true, ""};
+  BackendInfo info{"cpu", "any machine: AVX-512, AVX2, NEON; weights used as they lie in the file", true, ""};
+  info.ablations = {"avx512"};
+  return info;
 }
 
 std::unique_ptr<Backend> create_cpu_backend(const ModelShape& shape, const ModelWeights& weights,

@@ -52,6 +52,12 @@ Mechanisms Mechanisms::without(const std::vector<std::string>& names) {
   return m;
 }
 
+std::vector<std::string> Mechanisms::names() {
+  std::vector<std::string> names;
+  for (const MechanismName& mechanism : kMechanisms) names.emplace_back(mechanism.name);
+  return names;
+}
+
 CudaBackend::CudaBackend(const ModelShape& shape, const ModelWeights& weights, const BackendOptions& options)
     : shape_(shape),
       options_(options),
@@ -398,7 +404,9 @@ namespace calla {
 
 BackendInfo cuda_backend_info() {
   const std::string reason = cuda::why_no_device();
-  return {"cuda", "NVIDIA GPUs (Hopper first, Ampere and later)", reason.empty(), reason, true};
+  BackendInfo info{"cuda", "NVIDIA GPUs (Hopper first, Ampere and later)", reason.empty(), reason, true};
+  info.ablations = cuda::Mechanisms::names();
+  return info;
 }
 
 std::unique_ptr<Backend> create_cuda_backend(const ModelShape& shape, const ModelWeights& weights,

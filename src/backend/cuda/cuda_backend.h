@@ -52,6 +52,7 @@ struct Mechanisms {
 
   // Throws UsageError for an unknown name.
   static Mechanisms without(const std::vector<std::string>& names);
+  static std::vector<std::string> names();
 };
 
 class CudaBackend final : public Backend {

@@ -85,6 +85,9 @@ class Device {
 // True if this machine has a Metal device at all.
 bool metal_device_present();
 
+// What computes instead of a GPU, for people; empty where there is one (metal_cpp.cc, software_device.cc).
+std::string software_device_note();
+
 // An autorelease pool for the current scope: every entry into Metal needs one, or its temporaries pile up.
 class AutoreleaseScope {
  public:

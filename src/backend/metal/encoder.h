@@ -76,7 +76,12 @@ class StepEncoder {
   std::vector<NS::SharedPtr<MTL::CommandBuffer>> take();
 
   const EncoderCounts& counts() const { return counts_; }
-  void reset_counts() { counts_ = {}, barriers_ = 0; }
+  // A command buffer that is open already (a state was cleared or copied) counts for what comes next.
+  void reset_counts() {
+    const int open = encoder_ ? 1 : 0;
+    counts_ = {0, open, open};
+    barriers_ = 0;
+  }
 
  private:
   void open();

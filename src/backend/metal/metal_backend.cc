@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "backend/create.h"
+#include "backend/metal/bandwidth.h"
 #include "backend/metal/tensor_check.h"
 #include "base/bf16.h"
 #include "base/check.h"
@@ -98,7 +99,8 @@ void MetalBackend::choose_matrix_units(const ModelWeights& weights) {
   if (!device_.traits().tensor_ops || ablations_.tensor_ops) return;
   const LayerWeights& layer = weights.layers.front();
   const BoundMatrix matrix = bind_matrix(*weights_, layer.gdn ? layer.gdn->out : layer.attention->out, "out_proj");
-  const int rows = test_options_.tensor_check_rows > 0 ? test_options_.tensor_check_rows : options_.max_rows;
+  const int most = test_options_.tensor_check_rows > 0 ? test_options_.tensor_check_rows : options_.max_rows;
+  const int rows = std::min(most, options_.max_rows);  // the slots hold no more
   const std::string problem =
       check_tensor_ops(device_, matrix, rows, {slot(Slot::kMixed), slot(Slot::kResidual), scratch_.pair_out});
   tensor_ops_ = problem.empty();
@@ -170,6 +172,8 @@ void MetalBackend::allocate_activations() {
   }
 }
 
+double MetalBackend::probe_read_bandwidth() { return metal::probe_read_bandwidth(); }
+
 void MetalBackend::allocate_state(const StateMemoryPlan& plan) {
   check(!pool_, "allocate_state is called once");
   const size_t state = plan.recurrent_slots * recurrent_slot_bytes() + plan.kv_pages * kv_page_bytes();
@@ -200,6 +204,7 @@ SequenceMemory& MetalBackend::pool() {
 std::string MetalBackend::description() const {
   const DeviceTraits& traits = device_.traits();
   std::string text = "metal: " + traits.name + (traits.architecture.empty() ? "" : " (" + traits.architecture + ")");
+  if (const std::string note = software_device_note(); !note.empty()) text += ", " + note;
   text += tensor_ops_ ? ", GEMM with tensor operations" : ", GEMM with simdgroup matrices";
   if (!tensor_note_.empty()) text += " (" + tensor_note_ + ")";
   for (const std::string& name : options_.ablate) text += ", without " + name;
@@ -426,11 +431,10 @@ namespace calla {
 // --- create.h -----------------------------------------------------------------------------------------------------
 
 BackendInfo metal_backend_info() {
-  BackendInfo info{"metal", "Apple silicon GPUs", true, ""};
-  if (!metal::metal_device_present()) {
-    info.available = false;
-    info.reason = "this machine lists no Metal device";
-  }
+  BackendInfo info{"metal", "Apple silicon GPUs", metal::metal_device_present(), ""};
+  if (!info.available) info.reason = "this machine lists no Metal device";
+  info.software = !metal::software_device_note().empty();
+  info.ablations = metal::ablation_names();
   return info;
 }
 

@@ -68,6 +68,7 @@ class MetalBackend final : public Backend {
   void wait(StepId step) override;
   std::span<const float> logits(StepId step, int head_index) override;
   std::span<const TokenId> picked(StepId step) override;
+  double probe_read_bandwidth() override;
   void read_slot(Slot slot, std::span<float> out) override;
   void write_slot(Slot slot, std::span<const float> in) override;
 

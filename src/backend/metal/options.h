@@ -29,7 +29,7 @@ struct MetalTestOptions {
   int drop_barrier = -1;      // leave out this barrier of every step
   int fixed_block_from = 0;   // keys from which fixed blocks are used; 0: kFixedBlockFrom
   double work_limit = 0;      // multiply-adds of a command buffer and of an attention dispatch; 0: as shipped
-  int tensor_check_rows = 0;  // rows of the start-up check of tensor operations; 0: max_rows
+  int tensor_check_rows = 0;  // rows of the start-up check of tensor operations; 0, or above max_rows: max_rows
 };
 
 }  // namespace calla::metal

@@ -208,6 +208,10 @@ struct CopyParams {
   uint32_t stride;  // words from one piece to the next
 };
 
+struct SumParams {
+  uint32_t words;
+};
+
 struct FillParams {
   uint32_t words;
   uint32_t value;

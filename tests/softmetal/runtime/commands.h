@@ -39,6 +39,8 @@ struct Dispatch {
   Size3 threads_in_grid;  // dispatchThreads; else threadgroups * threads
   Binding indirect;       // if it has memory: threadgroups are read from it when the dispatch starts
   int phase = 0;
+  uint32_t bound_anew = 0;  // bit per buffer index: set since the dispatch before
+  uint32_t from_bytes = 0;  // bit per buffer index: bound by setBytes
 };
 
 struct Barrier {

@@ -4,6 +4,7 @@
 #include <link.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <numeric>
@@ -61,6 +62,23 @@ std::vector<size_t> execution_order(const EncoderRecord& encoder, bool shuffle, 
   }
   std::shuffle(begin, order.end(), random);
   return order;
+}
+
+// Options::strict_bindings: what differs between the buffers bound anew and those that the kernel takes; "" if nothing.
+std::string binding_mismatch(const KernelInfo& kernel, uint32_t bound_anew) {
+  uint32_t taken = 0;
+  for (int i = 0; i < kernel.argument_count; ++i) {
+    const ArgumentInfo& a = kernel.arguments[i];
+    if (a.kind != ArgumentKind::kBuffer || (a.enabled && !*a.enabled)) continue;
+    taken |= 1u << a.index;
+    if (!((bound_anew >> a.index) & 1u))
+      return std::string("parameter ") + a.name + " at buffer(" + std::to_string(a.index) +
+             ") was not bound for this dispatch";
+  }
+  if (const uint32_t extra = bound_anew & ~taken)
+    return "buffer index " + std::to_string(std::countr_zero(extra)) +
+           " was bound, and the kernel has no parameter there";
+  return "";
 }
 
 }  // namespace
@@ -169,8 +187,17 @@ std::string Executor::run_dispatch(const Dispatch& d, uint64_t command_buffer) {
              "), parameter " + a.name;
   }
 
+  if (o.strict_bindings) {
+    const std::string mismatch = binding_mismatch(kernel, d.bound_anew);
+    if (!mismatch.empty()) {
+      report_finding({Fault::kBadCall, pipeline.kernel, {}, "", "", "kernel " + pipeline.kernel + ": " + mismatch});
+      return "kernel " + pipeline.kernel + ": " + mismatch;
+    }
+  }
+
   DispatchView view;
   view.kernel = &kernel;
+  view.exact_bytes = o.strict_bindings ? d.from_bytes : 0;
   view.buffers = buffers;
   view.buffer_bytes = bytes;
   view.threadgroup_lengths = d.threadgroup_lengths.data();

@@ -45,6 +45,7 @@ Options initial_options() {
   o.check = flag("SOFTMETAL_CHECK", o.check);
   o.count = flag("SOFTMETAL_COUNT", o.count);
   o.shuffle = flag("SOFTMETAL_SHUFFLE", o.shuffle);
+  o.strict_bindings = flag("SOFTMETAL_STRICT_BINDINGS", o.strict_bindings);
   if (const char* seed = std::getenv("SOFTMETAL_SEED")) o.seed = std::strtoull(seed, nullptr, 0);
   if (const char* threads = std::getenv("SOFTMETAL_THREADS")) o.threads = std::atoi(threads);
   if (const char* layout = std::getenv("SOFTMETAL_LAYOUT"))

@@ -73,6 +73,15 @@ void dispatch(ComputeCommandEncoderObject& e, const MTL::Size& groups, const MTL
   for (const Binding& b : d.buffers)
     if (b.memory) use(*e.buffer, b.memory);
   e.record->commands.emplace_back(std::move(d));
+  e.state.bound_anew = 0;
+}
+
+// The binding at `index`, about to be set.
+Binding& rebind(Dispatch& state, NS::UInteger index, bool from_bytes) {
+  const uint32_t bit = 1u << index;
+  state.bound_anew |= bit;
+  state.from_bytes = from_bytes ? state.from_bytes | bit : state.from_bytes & ~bit;
+  return state.buffers[index] = {};
 }
 
 }  // namespace
@@ -138,8 +147,7 @@ void ComputeCommandEncoder::setComputePipelineState(const ComputePipelineState* 
 void ComputeCommandEncoder::setBuffer(const Buffer* buffer, NS::UInteger offset, NS::UInteger index) {
   ComputeCommandEncoderObject& e = *as(this);
   if (index_is_bad(e, "setBuffer", index)) return;
-  Binding& b = e.state.buffers[index];
-  b = {};
+  Binding& b = rebind(e.state, index, false);
   if (!buffer) return;
   const auto& memory = as(buffer)->memory;
   if (offset >= memory->bytes())
@@ -160,6 +168,7 @@ void ComputeCommandEncoder::setBufferOffset(NS::UInteger offset, NS::UInteger in
     return e.buffer->bad_call("setBufferOffset: offset " + std::to_string(offset) + " at index " +
                               std::to_string(index) + " is outside the buffer or not a multiple of 4");
   b.offset = offset;
+  e.state.bound_anew |= 1u << index;
 }
 
 void ComputeCommandEncoder::setBuffers(const Buffer* const buffers[], const NS::UInteger offsets[], NS::Range range) {
@@ -172,7 +181,7 @@ void ComputeCommandEncoder::setBytes(const void* bytes, NS::UInteger length, NS:
   if (length == 0 || length > 4096)
     return e.buffer->bad_call("setBytes: " + std::to_string(length) + " bytes at index " + std::to_string(index) +
                               "; 1 to 4096 are allowed");
-  e.state.buffers[index] = {copy_of(bytes, length), 0};
+  rebind(e.state, index, true) = {copy_of(bytes, length), 0};
 }
 
 void ComputeCommandEncoder::setThreadgroupMemoryLength(NS::UInteger length, NS::UInteger index) {

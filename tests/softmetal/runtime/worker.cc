@@ -385,6 +385,7 @@ bool Worker::run(const DispatchView& dispatch, Size3 group) {
                            dispatch.threads_in_grid,
                            threads,
                            dispatch.threads,
+                           dispatch.exact_bytes,
                            0};
   lanes_.assign(threads_, Lane{});
   simdgroups_.resize((threads_ + kSimdWidth - 1) / kSimdWidth);
@@ -443,7 +444,13 @@ void kernel_fault(const char* message, const std::source_location& at) {
 }
 
 void require_bound_bytes(const Invocation& in, int index, size_t bytes) {
-  if (in.buffer_bytes[index] >= bytes) return;
+  const bool exact = (in.exact_bytes >> index) & 1u;
+  if (exact ? in.buffer_bytes[index] == bytes : in.buffer_bytes[index] >= bytes) return;
+  if (exact)
+    running_worker->fault(Fault::kBadCall,
+                          "setBytes passed " + std::to_string(in.buffer_bytes[index]) + " bytes at index " +
+                              std::to_string(index) + "; the parameter's type has " + std::to_string(bytes),
+                          "");
   running_worker->fault(Fault::kOutOfBounds,
                         "buffer " + std::to_string(index) + " has " + std::to_string(in.buffer_bytes[index]) +
                             " bytes from its offset on; the parameter's type has " + std::to_string(bytes),

@@ -26,6 +26,7 @@ struct DispatchView {
   Size3 threadgroups;
   Size3 threads;  // per threadgroup
   Size3 threads_in_grid;
+  uint32_t exact_bytes = 0;  // of Invocation
   uint64_t seed = 0;
   bool preempt = false;  // switch simdgroups at random collectives
   MemoryChecker* checker = nullptr;

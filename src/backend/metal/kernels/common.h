@@ -7,7 +7,7 @@
 using namespace metal;
 using namespace calla::mtl;
 
-// One list for all kernels, so that an id means one thing. Set by pipelines.cc.
+// One list for all kernels, so that an id means one thing. Set in plan.cc and metal_backend.cc.
 // clang-format off
 constant int kBits0 [[function_constant(0)]];          // 4, 8, or 16 for bf16: of the kernel's first matrix
 constant int kBits1 [[function_constant(1)]];

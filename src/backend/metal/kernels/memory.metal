@@ -1,5 +1,5 @@
 // Copies and fills of sequence state, in 16-byte words: recorded like any other dispatch, so that they keep their place
-// among the steps.
+// among the steps. And a probe of the memory itself.
 #include "common.h"
 
 // copy_pieces: `pieces` runs of words, `stride` words apart, from one place to another.
@@ -19,4 +19,14 @@ kernel void fill_words(constant FillParams& p [[buffer(0)]], device uint4* to [[
                        uint tg [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   const uint word = tg * 256 + thread_index;
   if (word < p.words) to[word] = uint4(p.value);
+}
+
+// sum_words: reads every word once and does nothing else worth naming: what the memory gives (bandwidth.cc).
+//   Launch    grid (any), threadgroup 256: thread t of n takes words t, t + n, t + 2 n, ...
+kernel void sum_words(constant SumParams& p [[buffer(0)]], const device uint4* from [[buffer(1)]],
+                      device uint4* sums [[buffer(2)]], uint at [[thread_position_in_grid]],
+                      uint threads [[threads_per_grid]]) {
+  uint4 sum = uint4(0);
+  for (uint word = at; word < p.words; word += threads) sum += from[word];
+  sums[at] = sum;
 }

@@ -30,6 +30,7 @@ struct Invocation {
   Size3 threads_in_grid;
   Size3 group_threads;        // of this threadgroup (smaller at the edges of a dispatchThreads grid)
   Size3 dispatch_threads;     // as asked for
+  uint32_t exact_bytes = 0;   // bit per buffer index: must be bound with exactly its parameter's size
   uint32_t thread_index = 0;  // in the threadgroup, x fastest
 };
 

@@ -25,8 +25,11 @@ struct Options {
   uint32_t max_threads_per_threadgroup = 1024;
   size_t page_bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));  // of no-copy buffers: what mmap gives here
 
-  bool check = false;   // run the instrumented kernels, with all memory checks; one OS thread
-  bool count = false;   // count bytes and lines per dispatch (needs check)
+  bool check = false;  // run the instrumented kernels, with all memory checks; one OS thread
+  bool count = false;  // count bytes and lines per dispatch (needs check)
+  // Each dispatch sets exactly the buffers that its kernel takes, and setBytes passes exactly its parameter's type: what
+  // an earlier dispatch left bound does not count. Stricter than Metal, for hosts that bind everything anew.
+  bool strict_bindings = false;
   bool shuffle = true;  // unordered dispatches and threadgroups run in random order
   uint64_t seed = 0;    // 0: from the clock; printed with every finding
   int threads = 0;      // OS threads that run threadgroups; 0: all cores

@@ -1,0 +1,63 @@
+// What takes too long on softmetal for every run (`make metal-full`): whole golden files, and prefill at the real widths
+// with each mechanism switched off and with the 32-row tiles that only long chunks use.
+#include "tests/backend/expect_conforms.h"
+#include "tests/backend/metal_golden.h"
+#include "tests/backend/metal_real_widths.h"
+
+namespace calla {
+namespace {
+
+class MetalFull : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(MetalFull, CallaTiny) { expect_metal_golden(GetParam(), {kCallaTiny}); }
+TEST_P(MetalFull, TinyRandom) { expect_metal_golden(GetParam(), {kTinyRandom}); }
+
+TEST_P(MetalFull, AnswersWithoutEachMechanism) {
+  for (const std::string& name : metal::ablation_names()) {
+    SCOPED_TRACE(name);
+    expect_metal_golden(GetParam(), {kCallaTiny, {"chat0", "chat6", "passage"}, 0, {name}});
+  }
+}
+
+#ifndef __APPLE__
+TEST_P(MetalFull, CheckedWithoutEachMechanism) {
+  const RandomModel model(tiny_shape(4), 20);
+  const MetalDevice device(GetParam(), true);
+  for (const std::string& name : metal::ablation_names()) {
+    SCOPED_TRACE(name);
+    ConformanceOptions options;
+    options.backend.ablate = {name};
+    options.batches = {{"decode of 2 at 600", {{600, 1}, {70, 1}}}, {"ragged 5 + 1 + 35", {{3, 5}, {64, 1}, {60, 35}}}};
+    expect_conforms(metal_factory(), model, options);
+  }
+}
+#endif
+
+TEST_P(MetalFull, RealWidthsPrefillWithoutEachMechanism) {
+  const RandomModel model(one_layer_of_each_kind(), 18);
+  const MetalDevice device(GetParam());
+  for (const std::string& name : metal::ablation_names()) {
+    SCOPED_TRACE(name);
+    ConformanceOptions options;
+    options.backend.ablate = {name};
+    options.stages = layer_stages();
+    options.batches = {{"prefill 40 at 30", {{30, 40}}}};
+    expect_conforms(metal_factory(few_rows_checked()), model, options);
+  }
+}
+
+// 512 rows: 16 an expert on average, hence 32-row tiles.
+TEST_P(MetalFull, RealWidthsWideTiles) {
+  const RandomModel model(one_layer_of_each_kind(), 19);
+  const MetalDevice device(GetParam());
+  ConformanceOptions options;
+  options.stages = {"experts_up", "experts_down"};
+  options.batches = {{"prefill 512", {{0, 512}}}};
+  expect_conforms(metal_factory(few_rows_checked()), model, options);
+}
+
+INSTANTIATE_TEST_SUITE_P(Forms, MetalFull, ::testing::ValuesIn(kMetalForms),
+                         [](const auto& test) { return std::string(test.param); });
+
+}  // namespace
+}  // namespace calla
