@@ -203,7 +203,20 @@ class Pair {
           "mix_gdn", {Slot::kGdnQkv, Slot::kGdnZ, Slot::kGdnA, Slot::kGdnB}, [&](Backend& b) { b.mix_gdn(layer); },
           [&] {
             compare_mixed("mix_gdn", shape_.gdn_value_width());
-            compare_gdn_states(layer);
+            compare_gdn_states("mix_gdn", layer);
+          });
+      // In a row, as a step runs them: a backend may have merged the stages.
+      write_gdn_states(layer);
+      stage(
+          "gdn layer", {Slot::kResidual},
+          [&](Backend& b) {
+            b.project_gdn(layer);
+            b.mix_gdn(layer);
+          },
+          [&] {
+            compare_mixed("gdn layer", shape_.gdn_value_width());
+            compare_gdn_states("gdn layer", layer);
+            compare_slots("gdn layer", {Slot::kGdnQkv, Slot::kGdnZ, Slot::kGdnA, Slot::kGdnB});
           });
     } else {
       stage(
@@ -223,6 +236,19 @@ class Pair {
       stage(
           "attend", {Slot::kAttnQ, Slot::kAttnQGate}, [&](Backend& b) { b.attend(layer); },
           [&] { compare_mixed("attend", shape_.q_width()); });
+      write_kv(layer);
+      stage(
+          "attention layer", {Slot::kResidual},
+          [&](Backend& b) {
+            b.project_attention(layer);
+            b.prepare_attention(layer);
+            b.attend(layer);
+          },
+          [&] {
+            compare_mixed("attention layer", shape_.q_width());
+            compare_kv("attention layer", layer);
+            compare_slots("attention layer", {Slot::kAttnQ});
+          });
     }
     stage(
         "project_residual", {Slot::kResidual, Slot::kMixed}, [&](Backend& b) { b.project_residual(layer); },
@@ -249,6 +275,19 @@ class Pair {
           b.experts_down(layer);
         },
         [&] { compare_slots("experts_down", {Slot::kResidual}); });
+    // All of them at once, which a backend may run as one.
+    stage(
+        "experts", {Slot::kResidual},
+        [&](Backend& b) {
+          b.route(layer);
+          b.group_rows(layer);
+          b.experts_up(layer);
+          b.experts_down(layer);
+        },
+        [&] {
+          compare_slots("experts", {Slot::kMoeInput, Slot::kSharedGate});
+          compare_after_experts(layer);
+        });
   }
 
   // embed, head and pick.
@@ -315,7 +354,7 @@ class Pair {
     }
   }
 
-  void compare_gdn_states(int layer) {
+  void compare_gdn_states(const std::string& name, int layer) {
     std::vector<float> states[2], convs[2];
     for (int which = 0; which < 2; ++which)
       for (const SequenceRows& sequence : sequences_) {
@@ -325,8 +364,8 @@ class Pair {
         states[which].insert(states[which].end(), state.begin(), state.end());
         convs[which].insert(convs[which].end(), conv.begin(), conv.end());
       }
-    compare("mix_gdn", "recurrent state", states[0], states[1], options_.tolerance);
-    compare("mix_gdn", "conv state", convs[0], convs[1], options_.tolerance);
+    compare(name, "recurrent state", states[0], states[1], options_.tolerance);
+    compare(name, "conv state", convs[0], convs[1], options_.tolerance);
   }
 
   void write_kv(int layer) {
@@ -353,22 +392,41 @@ class Pair {
     compare(name, "v cache", vs[0], vs[1], options_.tolerance);
   }
 
-  // The chosen experts as a dense row of weights. Rows whose eighth and ninth expert are closer than the
-  // tolerance are left out: there the choice is rounding.
-  void compare_routing(int layer) {
+  // Rows whose eighth and ninth expert are not closer than the tolerance: elsewhere the choice is rounding.
+  std::vector<int> rows_with_clear_choice(int layer) {
     const MoeWeights& moe = model_.weights().layers[layer].moe;
-    const auto ids = read(*subject_, Slot::kExpertIds, rows_), weights = read(*subject_, Slot::kExpertWeights, rows_);
-    const auto expected_ids = read(*reference_, Slot::kExpertIds, rows_);
-    const auto expected_weights = read(*reference_, Slot::kExpertWeights, rows_);
     const auto x = read(*reference_, Slot::kMoeInput, rows_);
     std::vector<float> p(static_cast<size_t>(rows_) * shape_.experts);
     reference::matmul(moe.router, x, p, rows_);
-    std::vector<float> dense[2];
+    std::vector<int> rows;
     for (int row = 0; row < rows_; ++row) {
       const auto probabilities = std::span(p).subspan(static_cast<size_t>(row) * shape_.experts, shape_.experts);
       reference::softmax(probabilities);
       const std::vector<int> best = reference::top_k(probabilities, kExpertsPerToken + 1);
-      if (1 - probabilities[best[8]] / probabilities[best[7]] < 4 * options_.tolerance) continue;
+      if (1 - probabilities[best[8]] / probabilities[best[7]] >= 4 * options_.tolerance) rows.push_back(row);
+    }
+    return rows;
+  }
+
+  // The residual stream after all of the mixture of experts.
+  void compare_after_experts(int layer) {
+    const auto all = read(*subject_, Slot::kResidual, rows_), all_expected = read(*reference_, Slot::kResidual, rows_);
+    std::vector<float> out, expected;
+    for (int row : rows_with_clear_choice(layer)) {
+      const auto at = static_cast<std::ptrdiff_t>(row) * shape_.hidden;
+      out.insert(out.end(), all.begin() + at, all.begin() + at + shape_.hidden);
+      expected.insert(expected.end(), all_expected.begin() + at, all_expected.begin() + at + shape_.hidden);
+    }
+    compare("experts", slot_name(Slot::kResidual), out, expected, options_.tolerance);
+  }
+
+  // The chosen experts as a dense row of weights, for rows with a clear choice.
+  void compare_routing(int layer) {
+    const auto ids = read(*subject_, Slot::kExpertIds, rows_), weights = read(*subject_, Slot::kExpertWeights, rows_);
+    const auto expected_ids = read(*reference_, Slot::kExpertIds, rows_);
+    const auto expected_weights = read(*reference_, Slot::kExpertWeights, rows_);
+    std::vector<float> dense[2];
+    for (int row : rows_with_clear_choice(layer)) {
       for (int which = 0; which < 2; ++which) {
         std::vector<float> w(shape_.experts);
         for (int i = 0; i < kExpertsPerToken; ++i) {

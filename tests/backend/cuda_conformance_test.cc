@@ -22,10 +22,21 @@ class CudaConformance : public ::testing::Test {
     options_.backend.ablate = std::move(ablate);
     expect_conforms(kFactory, model, options_);
   }
+  // Steps of several sequences: around the eight columns of a product, and the most that the decode forms take.
+  void add_decode_batches() {
+    for (int sequences : {2, 5, 8, 9, 17, 32}) {
+      BatchCase batch{"decode of " + std::to_string(sequences), {}};
+      for (int i = 0; i < sequences; ++i) batch.sequences.push_back({3 * i, 1});
+      options_.batches.push_back(batch);
+    }
+  }
   ConformanceOptions options_;
 };
 
-TEST_F(CudaConformance, FourBits) { expect(RandomModel(tiny_shape(4), 3)); }
+TEST_F(CudaConformance, FourBits) {
+  add_decode_batches();
+  expect(RandomModel(tiny_shape(4), 3));
+}
 TEST_F(CudaConformance, EightBits) { expect(RandomModel(tiny_shape(4), 4, 8)); }
 TEST_F(CudaConformance, GroupsOf32) { expect(RandomModel(tiny_shape(4), 5, 4, 32)); }
 TEST_F(CudaConformance, GroupsOf128) {
@@ -36,8 +47,9 @@ TEST_F(CudaConformance, GroupsOf128) {
 
 TEST_F(CudaConformance, WithoutEachMechanism) {
   const RandomModel model(tiny_shape(4), 7);
-  for (const char* name :
-       {"dependent-launch", "gqa-packing", "split-kv", "fused-choice", "fused-gdn", "weight-stream", "wgmma"}) {
+  add_decode_batches();
+  for (const char* name : {"dependent-launch", "gqa-packing", "split-kv", "fused-choice", "split-experts",
+                           "expert-list", "fused-gdn", "gdn-layer", "resident-weights", "weight-stream", "wgmma"}) {
     SCOPED_TRACE(name);
     expect(model, {name});
   }
@@ -55,6 +67,7 @@ TEST_F(CudaConformance, OddShape) {
   shape.experts = 17;
   shape.expert_width = 192;
   shape.shared_expert_width = 128;
+  add_decode_batches();
   expect(RandomModel(shape, 8));
 }
 
@@ -70,7 +83,11 @@ TEST_F(CudaConformance, FullWidth) {
   shape.layer_kinds = {LayerKind::kGatedDeltaNet, LayerKind::kAttention};
   shape.vocab = 8192;
   options_.batches = {{"decode at 200", {{200, 1}}}, {"prefill 33 at 130", {{130, 33}}}};
-  expect(RandomModel(shape, 10));
+  add_decode_batches();
+  const RandomModel model(shape, 10);
+  expect(model);
+  options_.batches.resize(1);  // one row, all of whose experts' work is one kernel then
+  expect(model, {"split-experts"});
 }
 
 }  // namespace

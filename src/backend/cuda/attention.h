@@ -38,6 +38,7 @@ struct AttentionParams {
   // Split-KV scratch: [row][q_head][split] of 256 sums, then maximum and weight.
   float* partial = nullptr;
   int splits = 1;
+  bool deep = false;  // a split has more than two pages
 
   __host__ __device__ std::byte* tile(int page, int kv_head, int which) const {
     return cache + ((static_cast<size_t>(page) * kv_heads + kv_head) * 2 + which) * kTileBytes;

@@ -5,7 +5,8 @@
 //             running softmax, so warps never wait for each other; they merge once at the end.
 //   Matrix    S^T = K Q^T and O^T = V^T P^T with m16n8k16: the eight query heads are the n side, so each cache row is
 //             read once for all of them (GQA packing) and no lane idles.
-//   Shared    three stages of 16 KiB a warp (cp.async), 192 KiB a block; two or one on GPUs with less.
+//   Shared    stages of 16 KiB a warp (cp.async): three, 192 KiB a block, where a block has many pages; else two, so that
+//             its first page comes in while a block of the projection holds the rest; one on GPUs with less.
 //   Moves     1 KiB of cache a position and KV head. Bandwidth-bound.
 // attention_merge: the splits' results, output gate -> mixed. Grid (4 q_heads, rows), block 512: 64 dims, eight
 //   shares of the splits.
@@ -129,14 +130,16 @@ __global__ void __launch_bounds__(kThreads) attention_split(AttentionParams p) {
     }
   };
   // Pages in front of the step's own rows are older than this step: load them before waiting for the projection.
-  const bool early = range.first < sequence.position / kKvPageRows;
-  if (early) load_page(range.first, 0);
-  grid_dependency_wait();
-  if (!early) load_page(range.first, 0);
-  cp_async_commit();
+  constexpr int kAhead = kStages > 1 ? kStages - 1 : 1;
+  const int old_pages = sequence.position / kKvPageRows;
 #pragma unroll
-  for (int stage = 1; stage < kStages - 1; ++stage) {
-    if (range.first + stage < range.last) load_page(range.first + stage, stage);
+  for (int stage = 0; stage < kAhead; ++stage)
+    if (range.first + stage < min(range.last, old_pages)) load_page(range.first + stage, stage);
+  grid_dependency_wait();
+#pragma unroll
+  for (int stage = 0; stage < kAhead; ++stage) {
+    const int index = range.first + stage;
+    if (index >= old_pages && index < range.last) load_page(index, stage);
     cp_async_commit();
   }
 
@@ -320,7 +323,7 @@ void launch_split(const Launch& launch, const AttentionParams& p) {
     launch_kernel(launch, kernel, grid, kThreads, static_cast<size_t>(shared_bytes(stages)), 1, p);
   };
   const int room = launch.device.shared_per_block;
-  if (room >= shared_bytes(3)) return run(attention_split<kPackHeads, 3>, 3);
+  if (room >= shared_bytes(3) && p.deep) return run(attention_split<kPackHeads, 3>, 3);
   if (room >= shared_bytes(2)) return run(attention_split<kPackHeads, 2>, 2);
   run(attention_split<kPackHeads, 1>, 1);
 }

@@ -25,7 +25,11 @@ constexpr MechanismName kMechanisms[] = {
     {"gqa-packing", &Mechanisms::gqa_packing},
     {"split-kv", &Mechanisms::split_kv},
     {"fused-choice", &Mechanisms::fused_choice},
+    {"split-experts", &Mechanisms::split_experts},
+    {"expert-list", &Mechanisms::expert_list},
     {"fused-gdn", &Mechanisms::fused_gdn},
+    {"gdn-layer", &Mechanisms::gdn_layer},
+    {"resident-weights", &Mechanisms::resident_weights},
     {"weight-stream", &Mechanisms::weight_stream},
     {"wgmma", &Mechanisms::wgmma},
 };
@@ -102,6 +106,9 @@ void CudaBackend::allocate_slots() {
   convolved_ = DeviceArray<float>(rows * static_cast<size_t>(shape_.gdn_conv_width()), "memory for activations");
   block_scalars_ = DeviceArray<float>(gdn_blocks(rows) * static_cast<size_t>(shape_.gdn_value_heads) * kBlockScalars,
                                       "memory for activations");
+  gdn_exchange_ = DeviceArray<GdnExchange>(static_cast<size_t>(shape_.gdn_layers() * shape_.gdn_key_heads),
+                                           "memory for the GDN blocks' exchange");
+  cuda_check(cudaMemsetAsync(gdn_exchange_.data(), 0, gdn_exchange_.size_bytes(), stream_.get()), "clear the exchange");
   size_t partials = 0;
   for (int n = 1; n <= options_.max_rows; ++n)
     partials = std::max(partials, static_cast<size_t>(n) * static_cast<size_t>(splits(n)));
@@ -113,6 +120,16 @@ void CudaBackend::allocate_slots() {
     expert_tiles_ = DeviceArray<ExpertTile>(tiles, "memory for grouping");
     expert_tile_count_ = DeviceArray<int32_t>(1, "memory for grouping");
     expert_out_ = DeviceArray<uint16_t>(rows * (kExpertsPerToken + 1) * hidden, "memory for activations");
+  }
+  if (experts_token_runs(device_)) {
+    token_words_ = DeviceArray<uint2>(kTokenWords, "memory for the experts");
+    token_flags_ = DeviceArray<uint32_t>(kTokenFlags + 1, "memory for the experts");
+    const uint32_t first = 1;
+    cuda_check(cudaMemsetAsync(token_words_.data(), 0, token_words_.size_bytes(), stream_.get()), "clear memory");
+    cuda_check(cudaMemsetAsync(token_flags_.data(), 0, token_flags_.size_bytes(), stream_.get()), "clear memory");
+    cuda_check(
+        cudaMemcpyAsync(token_flags_.data() + kTokenFlags, &first, sizeof first, cudaMemcpyHostToDevice, stream_.get()),
+        "first generation");
   }
   sample_weights_ = DeviceArray<float>(heads * vocab, "memory for sampling");
   pick_best_ = DeviceArray<uint64_t>(heads, "memory for sampling");
@@ -141,6 +158,9 @@ void CudaBackend::allocate_state(const StateMemoryPlan& plan) {
 std::string CudaBackend::description() const {
   std::string text = "cuda: " + device_.name + ", sm_" + std::to_string(device_.major) + std::to_string(device_.minor) +
                      ", " + std::to_string(weights_.bytes() >> 20) + " MiB of weights";
+  int one_kernel = 0;
+  for (const LayerOnDevice& l : weights_.layers) one_kernel += gdn_in_one_kernel(l);
+  text += ", " + std::to_string(one_kernel) + " GDN layers in one kernel a token";
   if (weights_.unpacked_matrices() > 0)
     text +=
         ", " + std::to_string(weights_.unpacked_matrices()) + " matrices in a format that only the plain kernels read";
@@ -255,6 +275,8 @@ bool CudaBackend::begin(const Batch& batch) {
   mine.heads = heads;
   want_logits_ = batch.want_logits;
   choice_pending_ = false;
+  pending_projection_ = -1;
+  put_off_ = PutOff::kNothing;
   bool any_pick = false;
   sampled_ = false;
   for (const HeadRow& head : batch.heads) {
@@ -267,7 +289,11 @@ bool CudaBackend::begin(const Batch& batch) {
   const bool one_row_each = rows == static_cast<int>(batch.sequences.size());
   const bool recordable = options_.replay_steps && mechanisms_.graphs && one_row_each && rows <= kMaxRecordedRows &&
                           heads <= kMaxRecordedRows;
-  key_ = {rows, heads, any_pick, sampled_};
+  int pages = 0;
+  for (const SequenceRows& s : batch.sequences)
+    pages = std::max(pages, (s.position + s.rows + kKvPageRows - 1) / kKvPageRows);
+  deep_attention_ = pages > 2 * splits(rows);
+  key_ = {rows, heads, any_pick, sampled_, deep_attention_};
   mode_ = Mode::kEager;
   if (recordable && !profiler_) {
     const auto found = graphs_.find(key_);
@@ -334,6 +360,7 @@ void CudaBackend::require_eager() {
 }
 
 StepId CudaBackend::submit() {
+  settle();
   if (mode_ == Mode::kProfiling) {
     end_profiling();
   } else if (mode_ == Mode::kRecording) {

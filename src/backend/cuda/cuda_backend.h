@@ -2,14 +2,14 @@
 // CudaBackend: the stages of backend.h on an NVIDIA GPU.
 //
 // Reading order: layout.h (weights), step.h (what a step tells the kernels), this file, cuda_backend.cc (steps and their
-// recording), stages.cc (which kernel runs when), then the kernels: linear_stream, experts_stream (before Hopper
-// linear_decode, experts_decode), gdn_decode, attention_rows for decode; gemm, group_rows, gdn_prefill, attention_tiles for
-// prefill; pick; plain for the rest.
+// recording), stages.cc (which kernel runs when), then the kernels: for decode gdn_layer, linear_resident, linear_stream and
+// linear_rows (before Hopper linear_decode), experts_token, experts_stream and experts_rows (before Hopper experts_decode),
+// gdn_decode, attention_rows; for prefill gemm, group_rows, gdn_prefill, attention_tiles; pick; plain for the rest.
 //
-// Forms. One to eight rows run through the decode kernels (memory-bound, weights read once for all rows); more rows run
-// through the prefill kernels (tensor cores). A step in which every sequence has one row is recorded as a CUDA graph
-// the second time its shape is seen, and replayed from then on: positions, page tables, tokens and sampling parameters
-// lie in device memory, which begin() overwrites.
+// Forms. Few rows run through the decode kernels (memory-bound, weights read once for all rows): projections and experts up
+// to 32 rows, attention and GDN with one row a sequence. More rows run through the prefill kernels (tensor cores). A step
+// in which every sequence has one row is recorded as a CUDA graph the second time its shape is seen, and replayed from
+// then on: positions, page tables, tokens and sampling parameters lie in device memory, which begin() overwrites.
 #include <array>
 #include <map>
 #include <memory>
@@ -20,6 +20,7 @@
 #include "backend/cuda/attention.h"
 #include "backend/cuda/bandwidth.h"
 #include "backend/cuda/experts_decode.h"
+#include "backend/cuda/experts_token.h"
 #include "backend/cuda/gdn.h"
 #include "backend/cuda/gemm.h"
 #include "backend/cuda/group_rows.h"
@@ -40,7 +41,12 @@ struct Mechanisms {
   bool gqa_packing = true;       // eight query heads share each read of the cache (decode)
   bool split_kv = true;          // a row's cache is shared out among blocks (decode)
   bool fused_choice = true;      // the experts are chosen inside the expert kernels (decode)
-  bool fused_gdn = true;         // one kernel for a GDN token (decode)
+  bool split_experts =
+      true;                 // one row's route, experts_up and experts_down are kernels of their own; else one (Hopper)
+  bool expert_list = true;  // an expert's weights are read once for the rows that chose it (7..32 rows)
+  bool fused_gdn = true;    // one kernel for a GDN token (decode)
+  bool gdn_layer = true;    // ... and its projection in the same kernel (decode, one row, Hopper)
+  bool resident_weights = true;  // a projection's weights all wait in shared memory (decode, one row, Hopper)
   bool weight_stream = true;  // weights wait in shared memory for the activations (decode, Hopper); else in registers
   bool wgmma = true;          // prefill on tensor cores, experts grouped; else eight rows at a time (Hopper)
 
@@ -120,8 +126,8 @@ class CudaBackend final : public Backend {
   cudaStream_t stream() const { return stream_.get(); }
 
  private:
-  // What distinguishes recorded steps: rows, heads, whether tokens are picked, and whether by sampling.
-  using GraphKey = std::tuple<int, int, bool, bool>;
+  // What distinguishes recorded steps: rows, heads, whether tokens are picked, whether by sampling, deep_attention_.
+  using GraphKey = std::tuple<int, int, bool, bool, bool>;
   enum class Mode : uint8_t { kEager, kRecording, kReplay, kProfiling };
 
   struct InFlight {
@@ -150,18 +156,36 @@ class CudaBackend final : public Backend {
   bool one_pass_norm() const {
     return step_.rows == 1 || (decode_rows() && !(mechanisms_.weight_stream && device_.is_hopper()));
   }
+  // RMSNorm, projection and recurrence of one token as one kernel.
+  bool gdn_in_one_kernel(const LayerOnDevice& l) const {
+    return mechanisms_.gdn_layer && l.conv != nullptr && l.in.packed &&
+           gdn_layer_fits(device_, l.in.view, shape_.gdn_key_heads, shape_.gdn_value_heads);
+  }
   bool wgmma() const { return mechanisms_.wgmma && device_.is_hopper(); }
   bool grouped_experts(const LayerOnDevice& layer) const {
-    return !decode_rows() && wgmma() && layer.experts.packed && shape_.experts <= 1024;
+    return !decode_rows() && !listed_experts(layer) && wgmma() && layer.experts.packed && shape_.experts <= 1024;
+  }
+  // The experts run through experts_rows.cu.
+  bool listed_experts(const LayerOnDevice& layer) const {
+    return mechanisms_.expert_list && layer.experts.packed && experts_rows_fit(device_, experts_decode(layer));
   }
   double expert_bytes(const LayerOnDevice& layer) const;
-  Launch launch_after_any() const;  // without programmatic dependent launch
-  void project(const LayerOnDevice& layer);
-  void project_rows(const PackedView& w, const GemvInput& in, int rows, float* out, size_t out_stride, int columns,
-                    bool add) const;
   bool stream_experts(const ExpertsDecode& e) const {
     return mechanisms_.weight_stream && experts_stream_fit(device_, e);
   }
+  // route, experts_up and experts_down of the layer run as one kernel, started by the last.
+  bool fused_experts(const LayerOnDevice& layer) const {
+    return step_.rows == 1 && token_words_.size_bytes() > 0 && !mechanisms_.split_experts && experts_token_fits(layer);
+  }
+  void route_now(int index);
+  void experts_up_now(int index);
+  void settle();                    // runs what has been put off
+  Launch launch_after_any() const;  // without programmatic dependent launch
+  void project(const LayerOnDevice& layer);
+  // Runs a projection that project_gdn() left to mix_gdn(), for whoever looks at its slots before.
+  void settle_projection();
+  void project_rows(const PackedView& w, const GemvInput& in, int rows, float* out, size_t out_stride, int columns,
+                    bool add) const;
   void multiply(const Linear& w, const __half* x, size_t x_stride, int rows, float* out, size_t out_stride, bool add);
   void multiply_experts(const PackedView& routed, const PackedView& shared, const __half* x, size_t x_stride,
                         size_t x_choice_stride, std::byte* out, size_t out_stride, size_t out_choice_stride,
@@ -190,10 +214,13 @@ class CudaBackend final : public Backend {
   Activations slots_;
   DeviceArray<double> inverse_frequency_;
   DeviceArray<float> convolved_, block_scalars_;    // GDN prefill scratch
+  DeviceArray<GdnExchange> gdn_exchange_;           // [GDN layer][key head]
   DeviceArray<int32_t> pairs_, expert_tile_count_;  // experts' prefill scratch
   DeviceArray<ExpertTile> expert_tiles_;
-  DeviceArray<uint16_t> expert_out_;  // bf16 [row][9][hidden]
-  DeviceArray<float> partial_;        // split-KV scratch
+  DeviceArray<uint2> token_words_;     // empty where experts_token.cu cannot run
+  DeviceArray<uint32_t> token_flags_;  // and the generation
+  DeviceArray<uint16_t> expert_out_;   // bf16 [row][9][hidden]
+  DeviceArray<float> partial_;         // split-KV scratch
   DeviceArray<float> sample_weights_;
   DeviceArray<uint64_t> pick_best_;
   DeviceArray<uint32_t> pick_arrived_;
@@ -210,6 +237,12 @@ class CudaBackend final : public Backend {
   std::map<GraphKey, std::optional<Graph>> graphs_;  // an empty entry: seen once
   bool want_logits_ = false;
   bool sampled_ = false;
+  bool deep_attention_ = false;  // some split of the cache has more than two pages
+  int pending_projection_ = -1;  // layer whose project_gdn() is left to mix_gdn(), which does both in one kernel
+  // Stages put off until experts_down() can run them as one kernel.
+  enum class PutOff : uint8_t { kNothing, kRoute, kRouteAndUp };
+  PutOff put_off_ = PutOff::kNothing;
+  int put_off_layer_ = 0;
   bool choice_pending_ = false;  // route() left the choice of experts to the expert kernels
   std::array<InFlight, kStepsInFlight> in_flight_;
   StepId last_step_ = 0;

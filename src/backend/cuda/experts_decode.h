@@ -1,10 +1,13 @@
 #pragma once
-// The experts of one to eight rows (decode): two kernels a layer.
+// The experts of a few rows (decode): two kernels a layer, in three forms.
 #include "backend/cuda/launch.h"
 #include "backend/cuda/step.h"
 #include "backend/cuda/weights.h"
 
 namespace calla::cuda {
+
+inline constexpr int kMinExpertRows = 7,
+                     kMaxExpertRows = 32;  // of the *_rows form: for fewer rows the others are faster
 
 struct ExpertsDecode {
   const Experts* experts = nullptr;
@@ -22,9 +25,16 @@ void experts_up_decode(const Launch& launch, const ExpertsDecode& e);
 // residual += sum of the experts' down projections, weighted.
 void experts_down_decode(const Launch& launch, const ExpertsDecode& e);
 
-// The same on Hopper, with weights streamed through shared memory (experts_stream.cu), where they fit.
+// The same on Hopper, with weights streamed through shared memory (experts_stream.cu), where they fit. As above, each row's
+// experts are read for it alone.
 bool experts_stream_fit(const DeviceInfo& device, const ExpertsDecode& e);
 void experts_up_stream(const Launch& launch, const ExpertsDecode& e);
 void experts_down_stream(const Launch& launch, const ExpertsDecode& e);
+
+// The same for kMinExpertRows to kMaxExpertRows rows, each expert's weights read once for all rows that chose it (experts_rows.cu),
+// where the rows fit in shared memory.
+bool experts_rows_fit(const DeviceInfo& device, const ExpertsDecode& e);
+void experts_up_rows(const Launch& launch, const ExpertsDecode& e);
+void experts_down_rows(const Launch& launch, const ExpertsDecode& e);
 
 }  // namespace calla::cuda

@@ -10,6 +10,7 @@
 //             the producer warp chooses and loads the weights while that kernel still runs.
 //   Moves     9 x 9/16 width hidden bytes of weights a row. Bandwidth-bound.
 #include <algorithm>
+#include <numeric>
 
 #include "backend/cuda/experts_decode.h"
 #include "backend/cuda/stream.cuh"
@@ -269,6 +270,10 @@ StreamExperts make_params(const ExpertsDecode& e) {
   return p;
 }
 
+int up_blocks(const DeviceInfo& device, const ExpertsDecode& e) {
+  return std::min(e.shared->up.tiles + kExpertsPerToken * e.experts->up.tiles, device.multiprocessors);
+}
+
 StreamExperts up_params(const DeviceInfo& device, const ExpertsDecode& e, int blocks) {
   StreamExperts p = make_params(e);
   const int share = (p.shared_up.tiles + kExpertsPerToken * p.up.tiles + blocks - 1) / blocks;
@@ -277,6 +282,12 @@ StreamExperts up_params(const DeviceInfo& device, const ExpertsDecode& e, int bl
   p.slot_bytes = static_cast<uint32_t>(tile_bytes(p.up));
   p.batch = std::min(share, kMostBatchTiles);
   p.slots = std::min({share, static_cast<int>(room / p.slot_bytes), kMaxSlots});
+  if (p.slots < share) {
+    // The same warps must take turns in a slot, else one may wait for a phase before the one in front of it has begun and
+    // take that for its own.
+    const int turns = kStreamWarps / std::gcd(kStreamWarps, p.up.padded_groups / kChunkGroups);
+    p.slots = p.slots / turns * turns;
+  }
   return p;
 }
 
@@ -293,12 +304,12 @@ bool experts_stream_fit(const DeviceInfo& device, const ExpertsDecode& e) {
   const auto room = static_cast<size_t>(device.shared_per_block) - 1024;
   const bool one_width = e.shared->width == e.experts->width;
   return device.is_hopper() && one_width && down_bytes(down_params(e)) <= room &&
-         up_fixed_bytes(make_params(e)) + 2 * tile_bytes(e.experts->up) <= room;
+         up_fixed_bytes(make_params(e)) + 2 * tile_bytes(e.experts->up) <= room &&
+         up_params(device, e, up_blocks(device, e)).slots > 0;
 }
 
 void experts_up_stream(const Launch& launch, const ExpertsDecode& e) {
-  const int all = e.shared->up.tiles + kExpertsPerToken * e.experts->up.tiles;
-  const int blocks = std::min(all, launch.device.multiprocessors);
+  const int blocks = up_blocks(launch.device, e);
   const StreamExperts p = up_params(launch.device, e, blocks);
   launch_kernel(launch, e.rows == 1 ? swiglu_up_stream<1> : swiglu_up_stream<2>,
                 dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(e.rows)), kStreamThreads,

@@ -68,8 +68,8 @@ __global__ void embed_kernel(RawView w, StepView step, const TokenId* last_picke
 
 __global__ void norm_kernel(const float* residual, const StepHead* heads, const float* weight, float eps, int width,
                             __half* normed) {
+  launch_dependents();  // the projection behind has weights to load first
   grid_dependency_wait();
-  launch_dependents();
   __shared__ float scratch[kWarps];
   const size_t from = heads != nullptr ? heads[blockIdx.x].row : static_cast<int>(blockIdx.x);
   const float* x = residual + from * width;

@@ -2,8 +2,11 @@
 #include <cstring>
 
 #include <algorithm>
+#include <utility>
 
 #include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/linear_resident.h"
+#include "backend/cuda/linear_rows.h"
 #include "backend/cuda/linear_stream.h"
 #include "backend/cuda/plain.h"
 #include "base/bf16.h"
@@ -25,7 +28,10 @@ Launch CudaBackend::launch_after_any() const {
 // A projection of one to eight rows, in the form that fits the GPU.
 void CudaBackend::project_rows(const PackedView& w, const GemvInput& in, int rows, float* out, size_t out_stride,
                                int columns, bool add) const {
-  if (mechanisms_.weight_stream && stream_fits(device_, w, rows)) {
+  const bool plain = in.heads == nullptr && in.normed_out == nullptr && (in.residual != nullptr) != add;
+  if (rows == 1 && plain && mechanisms_.resident_weights && resident_fits(device_, w)) {
+    gemv_resident(launch_, w, in, out, columns, add);
+  } else if (mechanisms_.weight_stream && stream_fits(device_, w, rows)) {
     gemv_stream(launch_, w, in, rows, out, out_stride, columns, add);
   } else {
     gemv(launch_, w, in, rows, out, out_stride, columns, add);
@@ -58,6 +64,8 @@ void CudaBackend::multiply(const Linear& w, const __half* x, size_t x_stride, in
     p.columns = columns;
     return gemm(launch_, p, add ? GemmOutput::kAdd : GemmOutput::kStore);
   }
+  if (rows > 1 && mechanisms_.weight_stream && linear_rows_fit(device_, w.view, rows))
+    return linear_rows(launch_, w.view, x, x_stride, rows, out, out_stride, columns, add);
   for (int row = 0; row < rows; row += kMaxGemvRows) {
     GemvInput in;
     in.half = x + static_cast<size_t>(row) * x_stride;
@@ -89,7 +97,14 @@ void CudaBackend::project(const LayerOnDevice& l) {
   multiply(l.in, slots_.normed, hidden, step_.rows, slots_.projected, width, false);
 }
 
-void CudaBackend::project_gdn(int index) { project(layer(index)); }
+void CudaBackend::project_gdn(int index) {
+  const LayerOnDevice& l = layer(index);
+  if (step_.rows == 1 && gdn_in_one_kernel(l)) {
+    pending_projection_ = index;
+  } else {
+    project(l);
+  }
+}
 void CudaBackend::project_attention(int index) { project(layer(index)); }
 
 GdnParams CudaBackend::gdn_params(int index) const {
@@ -114,11 +129,22 @@ GdnParams CudaBackend::gdn_params(int index) const {
   p.mixed_stride = static_cast<size_t>(shape_.mixer_width());
   p.convolved = convolved_.data();
   p.block_scalars = block_scalars_.data();
+  p.exchange = gdn_exchange_.data() + index_in_kind_[static_cast<size_t>(index)] * shape_.gdn_key_heads;
   return p;
+}
+
+void CudaBackend::settle_projection() {
+  if (pending_projection_ >= 0) project(layer(std::exchange(pending_projection_, -1)));
 }
 
 void CudaBackend::mix_gdn(int index) {
   count_bytes(2.0 * sizeof(float) * step_.sequence_count * shape_.gdn_value_heads * kGdnHeadDim * kGdnHeadDim);
+  if (pending_projection_ == index) {
+    const LayerOnDevice& l = layer(index);
+    pending_projection_ = -1;
+    count_bytes(static_cast<double>(l.in.bytes));
+    return gdn_layer_decode(launch_, gdn_params(index), {slots_.residual, l.input_norm, l.in.view});
+  }
   const bool one_row_each = step_.rows == step_.sequence_count;
   if (one_row_each && mechanisms_.fused_gdn && gdn_decode_fits(device_, shape_.gdn_key_heads, shape_.gdn_value_heads)) {
     gdn_decode(launch_, gdn_params(index));
@@ -148,6 +174,7 @@ AttentionParams CudaBackend::attention_params(int index) const {
   p.mixed_stride = static_cast<size_t>(shape_.mixer_width());
   p.partial = partial_.data();
   p.splits = splits(step_.rows);
+  p.deep = deep_attention_;
   return p;
 }
 
@@ -170,7 +197,23 @@ void CudaBackend::project_residual(int index) {
            static_cast<size_t>(shape_.hidden), true);
 }
 
+// One row's route, experts_up and experts_down are one kernel, which the last starts. Whoever looks in between gets them
+// one by one.
+void CudaBackend::settle() {
+  settle_projection();
+  const PutOff what = std::exchange(put_off_, PutOff::kNothing);
+  if (what != PutOff::kNothing) route_now(put_off_layer_);
+  if (what == PutOff::kRouteAndUp) experts_up_now(put_off_layer_);
+}
+
 void CudaBackend::route(int index) {
+  settle();
+  if (!fused_experts(layer(index))) return route_now(index);
+  put_off_ = PutOff::kRoute;
+  put_off_layer_ = index;
+}
+
+void CudaBackend::route_now(int index) {
   const LayerOnDevice& l = layer(index);
   count_bytes(static_cast<double>(l.router.bytes));
   const auto hidden = static_cast<size_t>(shape_.hidden), width = static_cast<size_t>(l.router.width);
@@ -187,7 +230,8 @@ void CudaBackend::route(int index) {
               slots_.moe_input);
     multiply(l.router, slots_.moe_input, hidden, step_.rows, slots_.router_logits, width, false);
   }
-  choice_pending_ = decode_rows() && l.experts.packed && mechanisms_.fused_choice && shape_.experts <= 256;
+  choice_pending_ =
+      (decode_rows() || listed_experts(l)) && l.experts.packed && mechanisms_.fused_choice && shape_.experts <= 256;
   if (!choice_pending_) choose_rows(launch_, slots_, step_.rows, shape_.experts, l.router.width, l.router.columns[1]);
 }
 
@@ -237,6 +281,15 @@ ExpertsDecode CudaBackend::experts_decode(const LayerOnDevice& l) const {
 }
 
 void CudaBackend::experts_up(int index) {
+  if (put_off_ == PutOff::kRoute && put_off_layer_ == index) {
+    put_off_ = PutOff::kRouteAndUp;
+    return;
+  }
+  settle();
+  experts_up_now(index);
+}
+
+void CudaBackend::experts_up_now(int index) {
   const LayerOnDevice& l = layer(index);
   count_bytes(expert_bytes(l) * 2 / 3);
   if (grouped_experts(l)) {
@@ -246,6 +299,7 @@ void CudaBackend::experts_up(int index) {
         static_cast<size_t>(shape_.expert_width), shape_.expert_width, shape_.shared_expert_width, GemmOutput::kSwiglu);
   } else if (l.experts.packed) {
     const ExpertsDecode e = experts_decode(l);
+    if (listed_experts(l)) return experts_up_rows(launch_, e);
     stream_experts(e) ? experts_up_stream(launch_, e) : experts_up_decode(launch_, e);
   } else {
     experts_up_plain(launch_, l.experts, l.shared, slots_, step_.rows, shape_.hidden);
@@ -255,6 +309,19 @@ void CudaBackend::experts_up(int index) {
 void CudaBackend::experts_down(int index) {
   const LayerOnDevice& l = layer(index);
   count_bytes(expert_bytes(l) / 3);
+  if (put_off_ == PutOff::kRouteAndUp && put_off_layer_ == index) {
+    put_off_ = PutOff::kNothing;
+    ExpertsToken e;
+    e.layer = &l;
+    e.eps = shape_.rms_eps;
+    e.slots = slots_;
+    e.exchange = {token_words_.data(), token_words_.data() + shape_.experts, token_flags_.data(),
+                  token_flags_.data() + kTokenFlags};
+    count_bytes(static_cast<double>(l.router.bytes) + expert_bytes(l) * 2 / 3);
+    choice_pending_ = false;  // the kernel leaves it
+    return experts_token(launch_, e);
+  }
+  settle();
   if (grouped_experts(l)) {
     const auto hidden = static_cast<size_t>(shape_.hidden);
     multiply_experts(l.experts.down, l.shared.down, slots_.hidden,
@@ -266,6 +333,7 @@ void CudaBackend::experts_down(int index) {
     // Given choices may come from the kernel right in front, so they must be waited for.
     const ExpertsDecode e = experts_decode(l);
     const Launch launch = choice_pending_ ? launch_ : launch_after_any();
+    if (listed_experts(l)) return experts_down_rows(launch, e);
     stream_experts(e) ? experts_down_stream(launch, e) : experts_down_decode(launch, e);
   } else {
     experts_down_plain(launch_, l.experts, l.shared, slots_, step_.rows, shape_.hidden);
@@ -404,6 +472,7 @@ void encode_element(Slot slot, float value, std::byte* to) {
 
 void CudaBackend::read_slot(Slot slot, std::span<float> out) {
   require_eager();
+  settle();
   if (choice_pending_ && is_choice(slot)) {
     const LayerOnDevice& l = weights_.layers.front();
     choose_rows(launch_after_any(), slots_, step_.rows, shape_.experts, l.router.width, l.router.columns[1]);
@@ -421,6 +490,7 @@ void CudaBackend::read_slot(Slot slot, std::span<float> out) {
 
 void CudaBackend::write_slot(Slot slot, std::span<const float> in) {
   require_eager();
+  settle();
   if (is_choice(slot)) choice_pending_ = false;
   const SlotMemory memory = slot_memory(slot);
   const auto width = static_cast<size_t>(slot_width(slot, shape_)), size = static_cast<size_t>(memory.element_bytes);
