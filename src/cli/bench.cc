@@ -37,6 +37,7 @@ struct BenchOptions {
   std::string synthetic;
   int layers = 0;
   bool profile = false;
+  bool probe = true;  // the bandwidth, before each decode; comparisons need none
   bool json = false;
   std::string json_file, svg_file;
 };
@@ -119,7 +120,7 @@ class Bench {
       for (size_t k = 0; k < decode.size(); ++k) {
         const size_t i = order(k, decode.size());
         start_at(options_.contexts[i]);
-        bandwidth[i].push_back(backend_->probe_read_bandwidth());
+        bandwidth[i].push_back(options_.probe ? backend_->probe_read_bandwidth() : 0);
         decode[i].push_back(decode_rate());
         progress_.update(++done, work);
       }
@@ -219,6 +220,7 @@ int bench_ablations(const BenchOptions& options) {
   const BenchSubject subject(options.model, options.synthetic, options.layers);
   BenchOptions once = options;
   once.repetitions = 1;
+  once.probe = false;
   once.model.quiet = true;
   once.model.ablate.clear();
   Bench shipped(once, subject);
