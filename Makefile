@@ -65,7 +65,7 @@ endif
 metal: setup
 	cmake --preset metal
 	$(call CMAKE_BUILD,metal) --target $(METAL_TARGETS)
-	ctest --preset metal --parallel $(JOBS) --label-regex '^metal$$'
+	ctest --preset metal --parallel $(JOBS) --label-regex '^metal$$' $(if $(METAL_SKIP),--exclude-regex '$(METAL_SKIP)')
 
 metal-full: metal
 	$(call CMAKE_BUILD,metal) --target metal_full_test
