@@ -70,6 +70,8 @@ void add_serve_command(CLI::App& app, int& exit_code) {
   command->add_option("--cache-gb", options->cache_gb, "Memory for the prefix cache; 0: none")
       ->check(between(0.0, 10000.0))
       ->capture_default_str();
+  command->add_flag("!--no-prepare", scheduler.prepare,
+                    "Do not read an answered chat ahead while nothing else is to do");
   command->add_option("--cache-dir", scheduler.cache_dir, "Keep the prefix cache here too, for after a restart")
       ->type_name("DIR");
   command->add_option("--cache-dir-gb", options->cache_dir_gb, "Size limit of --cache-dir")

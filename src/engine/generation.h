@@ -3,6 +3,7 @@
 // Text lives at the edges (tokenizer/, chat/); the engine never sees a string.
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -80,6 +81,22 @@ class GenerationSink {
   // Returns false to stop here (this token included).
   virtual bool on_token(const TokenEvent& event) = 0;
   virtual void on_finished(const GenerationResult& result) = 0;
+};
+
+// A prompt to be read while nothing else is to be done, because a later request is likely to begin with it.
+struct PreparationResult {
+  int tokens = 0;           // of the prompt
+  int known_tokens = 0;     // of those, in the cache before
+  int computed_tokens = 0;  // of those, read for it
+  int interruptions = 0;    // by requests, after each of which it went on
+  double seconds = 0;       // spent on it
+};
+
+struct Preparation {
+  std::vector<TokenId> tokens;
+  // Once, on the engine's thread, when the state is there. Not called when there is nothing to gain, when the request
+  // that it was meant for comes first, or when others take its place. Must be quick; may be empty.
+  std::function<void(const PreparationResult&)> on_ready;
 };
 
 // A submitted request, shared by the engine and its submitter.

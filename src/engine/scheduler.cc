@@ -128,7 +128,8 @@ Scheduler::Scheduler(Backend& backend, const ModelShape& shape, const SchedulerO
     : backend_(backend),
       shape_(shape),
       options_(complete(options, shape)),
-      pool_(backend, plan_state(backend, shape, options_)) {
+      pool_(backend, plan_state(backend, shape, options_)),
+      prepare_chunk_(std::min(32, options_.prefill_chunk)) {
   stats_.total_pages = pool_.plan().kv_pages;
   if (!options_.cache_dir.empty() && options_.cache_snapshots != 0)
     store_ = std::make_unique<SnapshotStore>(
@@ -162,6 +163,12 @@ void Scheduler::submit(std::shared_ptr<Generation> generation) {
 }
 
 bool Scheduler::step() {
+  if (preparing_) {
+    std::unique_lock lock(mutex_);
+    const bool waiting = !queue_.empty();
+    lock.unlock();
+    if (waiting) interrupt_preparation();
+  }
   drop_cancelled();
   admit();
   std::vector<std::shared_ptr<Sequence>> decoding;
@@ -179,7 +186,7 @@ bool Scheduler::step() {
   } else if (!decoding.empty()) {
     submit_decode(decoding);
   } else if (in_flight_.empty()) {
-    return false;
+    return running_.empty() && prepare_step();
   } else {
     collect_oldest();
     return true;
@@ -198,7 +205,7 @@ void Scheduler::run(std::stop_token stop) {
   while (!stop.stop_requested()) {
     if (step()) continue;
     std::unique_lock lock(mutex_);
-    wake_.wait(lock, [&] { return stop.stop_requested() || !queue_.empty(); });
+    wake_.wait(lock, [&] { return stop.stop_requested() || !queue_.empty() || !preparations_.empty(); });
   }
   while (!in_flight_.empty()) collect_oldest();
   for (const auto& sequence : running_) finish(*sequence, FinishReason::kCancelled);
@@ -299,13 +306,7 @@ bool Scheduler::start(std::shared_ptr<Generation> generation, Clock::time_point 
   if (caching(*sequence)) match = find_cached(request.prompt);
   if (match.snapshot) {
     const int cached = static_cast<int>(match.snapshot->tokens.size());
-    backend_.copy_recurrent(match.snapshot->slot.id(), sequence->slot.id());
-    sequence->pages = match.snapshot->pages;
-    const int tail = cached % kKvPageRows;
-    // The snapshot may go while room is made for the copy; the pages are held by this sequence already.
-    if (tail != 0)
-      while (!pool_.make_last_page_private(sequence->pages, tail))
-        check(cache_.evict_one(), "reserved pages are there");
+    check(adopt(*match.snapshot, sequence->slot, sequence->pages), "reserved pages are there");
     sequence->state_tokens = cached;
     sequence->result.cached_tokens = cached;
     sequence->result.cache_note = "hit: " + std::to_string(cached) + " of " + std::to_string(sequence->prompt_tokens) +
@@ -327,8 +328,21 @@ bool Scheduler::start(std::shared_ptr<Generation> generation, Clock::time_point 
   {
     std::lock_guard lock(mutex_);
     stats_.cached_tokens += static_cast<uint64_t>(sequence->state_tokens);
+    if (caching(*sequence)) drop_prepared_for(request.prompt);
   }
   running_.push_back(std::move(sequence));
+  return true;
+}
+
+// Copies a snapshot's state into a slot and refers to its pages. False: there is no page for the copy of a partly filled
+// one.
+bool Scheduler::adopt(const Snapshot& snapshot, SlotHandle& slot, PageList& pages) {
+  const int tail = static_cast<int>(snapshot.tokens.size()) % kKvPageRows;
+  backend_.copy_recurrent(snapshot.slot.id(), slot.id());
+  pages = snapshot.pages;
+  // The snapshot may go while room is made for the copy; the pages are held already.
+  while (tail != 0 && !pool_.make_last_page_private(pages, tail))
+    if (!cache_.evict_one()) return false;
   return true;
 }
 

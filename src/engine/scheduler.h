@@ -3,13 +3,17 @@
 // backend: a prefill chunk of one sequence, or one decode step of all sequences that decode, in turn when
 // both wait, so that a long prompt does not stop the others. CLI, server and bench all go through it.
 //
-// submit() and stats() may be called from any thread; step() and run() belong to one thread, the engine's, on
+// When nothing else is to be done, it reads prompts that are likely to come (prepare()) in small chunks, and drops that
+// at once, keeping what is read, when a request arrives.
+//
+// submit(), prepare() and stats() may be called from any thread; step() and run() belong to one thread, the engine's, on
 // which all sinks are called.
 #include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stop_token>
 #include <vector>
 
@@ -31,6 +35,7 @@ struct SchedulerOptions {
   int cache_snapshots = -1;  // recurrent slots for the prefix cache; -1: as planned by plan_state(); 0: no cache
   int64_t cache_bytes = int64_t{4} << 30;  // what plan_state() may spend on the cache
   int snapshot_interval = 4096;            // tokens between snapshots inside a long prompt
+  bool prepare = true;                     // heed prepare()
   std::string cache_dir;                   // keep snapshots here too, for after a restart; empty: do not
   uint64_t cache_dir_bytes = uint64_t{20} << 30;
   std::string model_id;      // with cache_dir: identifies the checkpoint's contents (model/fingerprint.h)
@@ -58,6 +63,10 @@ struct SchedulerStats {
   uint64_t decode_steps = 0;
   double prefill_seconds = 0;  // spent in prefill chunks
   double decode_seconds = 0;   // spent in decode steps
+  uint64_t preparations = 0;   // that are ready
+  uint64_t preparations_interrupted = 0;
+  uint64_t prepared_tokens = 0;  // computed for them; not among the prefilled ones
+  double prepare_seconds = 0;
 };
 
 class Scheduler {
@@ -73,6 +82,11 @@ class Scheduler {
   // Queues a request. Throws RequestError, with nothing done: an empty prompt, a token outside the
   // vocabulary, context_length_exceeded (with both numbers), or queue_full.
   void submit(std::shared_ptr<Generation> generation);
+
+  // Reads these tokens when there is nothing else to do, and leaves a snapshot after them. A few may wait; the oldest
+  // gives way. Does nothing if they do not fit the context or the options say so.
+  void prepare(Preparation preparation);
+  bool prepares() const { return options_.prepare && options_.cache_snapshots != 0; }
 
   // One unit of work. False: there was nothing to do.
   bool step();
@@ -109,6 +123,19 @@ class Scheduler {
   HeadRow make_head(Sequence& sequence, int row, int index);
   void ensure_pages(Sequence& sequence, int tokens);
   SlotHandle take_slot();
+  bool adopt(const Snapshot& snapshot, SlotHandle& slot, PageList& pages);
+
+  struct Preparing {
+    Preparation preparation;
+    PreparationResult result;
+    int state_tokens = 0;
+    SlotHandle slot;  // while it is the current one
+    PageList pages;
+  };
+  bool prepare_step();
+  bool begin_preparation(Preparing& preparing);
+  void interrupt_preparation();
+  void drop_prepared_for(std::span<const TokenId> prompt);
 
   Backend& backend_;
   const ModelShape& shape_;
@@ -122,13 +149,17 @@ class Scheduler {
   bool prefill_last_ = false;
   size_t next_prefill_ = 0;
 
+  std::optional<Preparing> preparing_;
+  int prepare_chunk_;  // adapts to the device's speed
+
   struct Waiting {
     std::shared_ptr<Generation> generation;
     Clock::time_point since;
   };
-  mutable std::mutex mutex_;  // guards queue_ and stats_
+  mutable std::mutex mutex_;  // guards queue_, preparations_ and stats_
   std::condition_variable wake_;
   std::deque<Waiting> queue_;
+  std::deque<Preparing> preparations_;  // the newest last; it comes first
   SchedulerStats stats_;
 };
 

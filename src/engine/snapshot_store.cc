@@ -44,6 +44,12 @@ uint64_t payload_bytes(const Header& h) {
          h.recurrent_bytes + h.pages * h.page_bytes;
 }
 
+// Those since the parent's last, partly filled one.
+bool has_right_pages(const Header& h) {
+  const uint32_t first = (h.total_tokens - h.new_tokens) / kKvPageRows;
+  return h.first_page == first && h.pages == static_cast<uint32_t>(pages_for(static_cast<int>(h.total_tokens))) - first;
+}
+
 class Writer {
  public:
   explicit Writer(std::vector<std::byte>& out) : out_(out) {}
@@ -101,10 +107,12 @@ SnapshotStore::SnapshotStore(fs::path directory, std::string model, StatePool& p
       max_bytes_(max_bytes),
       warn_(std::move(warn)) {
   std::error_code error;
-  fs::create_directories(directory_, error);
+  const bool made = fs::create_directories(directory_, error);
   if (error) throw Error("--cache-dir " + directory_.string() + " cannot be made: " + error.message());
-  fs::permissions(directory_, fs::perms::owner_all, error);  // conversations are private
+  // Conversations are private. A directory that was there is its owner's affair; the files are private anyway.
+  if (made) fs::permissions(directory_, fs::perms::owner_all, error);
   scan();
+  make_room(0);
   writer_ = std::thread([this] { write_loop(); });
 }
 
@@ -140,18 +148,25 @@ void SnapshotStore::scan() {
   };
   std::map<std::string, Found> found;
   int skipped = 0;
-  std::error_code error;
-  for (const fs::directory_entry& item : fs::directory_iterator(directory_, error)) {
-    if (item.path().extension() == ".tmp") fs::remove(item.path(), error);  // left by a crash
+  std::error_code end;
+  for (fs::directory_iterator it(directory_, end); !end && it != fs::directory_iterator(); it.increment(end)) {
+    const fs::directory_entry& item = *it;
+    std::error_code error;
+    if (!item.is_regular_file(error)) continue;  // a pipe would be waited for
+    if (item.path().string().ends_with(std::string(kSuffix) + ".tmp")) fs::remove(item.path(), error);  // of a crash
     if (item.path().extension() != kSuffix) continue;
     Found f{};
     f.bytes = item.file_size(error);
-    f.time = item.last_write_time(error);
+    if (!error) f.time = item.last_write_time(error);
+    if (error) continue;  // gone meanwhile
+    unusable_.push_back({item.path(), f.bytes, f.time});
+    bytes_ += f.bytes;
     std::ifstream file(item.path(), std::ios::binary);
     if (!file.read(reinterpret_cast<char*>(&f.header), sizeof(Header)) ||
         std::memcmp(f.header.magic, kMagic, sizeof(kMagic)) != 0 || f.header.parent_bytes > 64 ||
         f.header.layout_bytes > 256 || f.header.model_bytes > 256 || f.header.total_tokens > kMaxTokens ||
-        f.header.new_tokens > f.header.total_tokens || f.bytes != sizeof(Header) + payload_bytes(f.header)) {
+        f.header.new_tokens == 0 || f.header.new_tokens > f.header.total_tokens || !has_right_pages(f.header) ||
+        f.bytes != sizeof(Header) + payload_bytes(f.header)) {
       warn_(item.path().string() + " is damaged; it is not used");
       continue;
     }
@@ -171,7 +186,7 @@ void SnapshotStore::scan() {
     }
     found[item.path().stem().string()] = std::move(f);
   }
-  if (error) throw Error("--cache-dir " + directory_.string() + " cannot be read: " + error.message());
+  if (end) throw Error("--cache-dir " + directory_.string() + " cannot be read: " + end.message());
   if (skipped > 0)
     warn_(std::to_string(skipped) + " snapshots in " + directory_.string() +
           " are of another model or backend; they are not used");
@@ -194,7 +209,7 @@ void SnapshotStore::scan() {
       if (tokens.size() == f.header.total_tokens && key_of(tokens) == it->first) {
         by_time.emplace_back(f.time, it->first);
         entries_[it->first] = {std::move(tokens), f.parent, f.bytes, 0};
-        bytes_ += f.bytes;
+        std::erase_if(unusable_, [&](const Unusable& file) { return file.path == path_of(it->first); });
         progress = true;
       } else {
         warn_(path_of(it->first).string() + " is damaged; it is not used");
@@ -205,6 +220,7 @@ void SnapshotStore::scan() {
   if (!found.empty())
     warn_(std::to_string(found.size()) + " snapshots in " + directory_.string() +
           " build on missing ones; they are not used");
+  std::sort(unusable_.begin(), unusable_.end(), [](const auto& a, const auto& b) { return a.time < b.time; });
   std::sort(by_time.begin(), by_time.end());
   for (const auto& [time, key] : by_time) entries_[key].last_use = ++clock_;
 }
@@ -218,10 +234,27 @@ int SnapshotStore::find(std::span<const TokenId> tokens, int limit) const {
   return static_cast<int>(best);
 }
 
+// Whether the bytes are what was written for this entry: the hash fits, and so does what it was written for.
+bool SnapshotStore::is_whole(const Entry& entry, std::span<const std::byte> contents) const {
+  Header h{};
+  if (contents.size() < sizeof(h)) return false;
+  std::memcpy(&h, contents.data(), sizeof(h));
+  if (h.page_bytes != pool_.backend().kv_page_bytes() || h.recurrent_bytes != pool_.backend().recurrent_slot_bytes() ||
+      h.new_tokens > h.total_tokens || h.total_tokens != entry.tokens.size() || !has_right_pages(h) ||
+      contents.size() != sizeof(h) + payload_bytes(h) ||
+      XXH3_64bits(contents.data() + kHashedFrom, contents.size() - kHashedFrom) != h.hash)
+    return false;
+  const size_t new_tokens = sizeof(h) + h.parent_bytes + h.layout_bytes + h.model_bytes;
+  return std::memcmp(contents.data() + sizeof(h), entry.parent.data(), entry.parent.size()) == 0 &&
+         std::memcmp(contents.data() + new_tokens, entry.tokens.data() + (h.total_tokens - h.new_tokens),
+                     h.new_tokens * sizeof(TokenId)) == 0;
+}
+
 std::optional<Snapshot> SnapshotStore::load(std::span<const TokenId> tokens, int length,
                                             const std::function<SlotHandle()>& take_slot,
                                             const std::function<void(PageList&)>& append_page) {
   flush();  // it may still be on its way out
+  drop_unwritten();
   const std::string key = key_of(tokens.first(static_cast<size_t>(length)));
   std::vector<std::string> chain;  // from the snapshot to its first ancestor
   for (std::string k = key; !k.empty();) {
@@ -236,15 +269,13 @@ std::optional<Snapshot> SnapshotStore::load(std::span<const TokenId> tokens, int
   for (auto k = chain.rbegin(); k != chain.rend(); ++k) {
     std::ifstream file(path_of(*k), std::ios::binary);
     std::vector<std::byte> contents(entries_.at(*k).bytes);
-    Header header{};
-    const bool whole = static_cast<bool>(
-        file.read(reinterpret_cast<char*>(contents.data()), static_cast<std::streamsize>(contents.size())));
-    if (whole) std::memcpy(&header, contents.data(), sizeof(header));
-    if (!whole || contents.size() != sizeof(Header) + payload_bytes(header) ||
-        XXH3_64bits(contents.data() + kHashedFrom, contents.size() - kHashedFrom) != header.hash) {
+    file.read(reinterpret_cast<char*>(contents.data()), static_cast<std::streamsize>(contents.size()));
+    if (!file || !is_whole(entries_.at(*k), contents)) {
       remove(*k, true);
       return std::nullopt;
     }
+    Header header{};
+    std::memcpy(&header, contents.data(), sizeof(header));
     const std::byte* state = contents.data() + sizeof(Header) + header.parent_bytes + header.layout_bytes +
                              header.model_bytes + header.new_tokens * sizeof(TokenId);
     const std::byte* pages = state + header.recurrent_bytes;
@@ -267,6 +298,7 @@ std::optional<Snapshot> SnapshotStore::load(std::span<const TokenId> tokens, int
 }
 
 void SnapshotStore::save(const Snapshot& snapshot) {
+  drop_unwritten();
   const std::string key = key_of(snapshot.tokens);
   if (const auto entry = entries_.find(key); entry != entries_.end()) {
     entry->second.last_use = ++clock_;
@@ -297,7 +329,7 @@ void SnapshotStore::save(const Snapshot& snapshot) {
   }
 
   Job job;
-  job.path = path_of(key);
+  job.key = key;
   job.contents.reserve(bytes);
   Writer out(job.contents);
   out.add(&header, sizeof(header));
@@ -309,6 +341,11 @@ void SnapshotStore::save(const Snapshot& snapshot) {
   for (uint32_t i = 0; i < header.pages; ++i)
     backend.export_kv_page(snapshot.pages.ids()[header.first_page + i], out.room(header.page_bytes));
 
+  std::erase_if(unusable_, [&](const Unusable& file) {  // it is overwritten
+    if (file.path != path_of(key)) return false;
+    bytes_ -= file.bytes;
+    return true;
+  });
   entries_[key] = {snapshot.tokens, parent, bytes, ++clock_};
   bytes_ += bytes;
   for (std::string k = parent; !k.empty(); k = entries_.at(k).parent) entries_.at(k).last_use = ++clock_;
@@ -325,9 +362,26 @@ void SnapshotStore::flush() {
   idle_.wait(lock, [&] { return jobs_.empty() && !writing_; });
 }
 
-// Removes the least recently used snapshots that no other builds on, until the files fit. Ancestors are used whenever
-// their descendants are, so they outlive them.
+// Forgets what the writer could not write, and what builds on it.
+void SnapshotStore::drop_unwritten() {
+  std::vector<std::string> keys;
+  {
+    std::lock_guard lock(mutex_);
+    keys.swap(unwritten_);
+  }
+  for (const std::string& key : keys)
+    if (entries_.contains(key)) remove(key, false);
+}
+
+// Removes files that are of no use here (of another model, say), then the least recently used snapshots that no other
+// builds on, until the files fit. Ancestors are used whenever their descendants are, so they outlive them.
 void SnapshotStore::make_room(uint64_t bytes) {
+  while (bytes_ + bytes > max_bytes_ && !unusable_.empty()) {
+    std::error_code error;
+    fs::remove(unusable_.front().path, error);
+    bytes_ -= unusable_.front().bytes;
+    unusable_.erase(unusable_.begin());
+  }
   while (bytes_ + bytes > max_bytes_ && !entries_.empty()) {
     std::set<std::string> parents;
     for (const auto& [key, entry] : entries_) parents.insert(entry.parent);
@@ -356,6 +410,7 @@ void SnapshotStore::remove(const std::string& key, bool with_warning) {
 }
 
 void SnapshotStore::write_loop() {
+  bool failing = false;  // one warning is enough for a full disk
   for (;;) {
     Job job;
     {
@@ -371,9 +426,13 @@ void SnapshotStore::write_loop() {
     const uint64_t hash = XXH3_64bits(job.contents.data() + kHashedFrom, job.contents.size() - kHashedFrom);
     std::memcpy(job.contents.data() + offsetof(Header, hash), &hash, sizeof(hash));
     try {
-      write_atomically(job.path, job.contents);
+      write_atomically(path_of(job.key), job.contents);
+      failing = false;
     } catch (const Error& e) {
-      warn_(e.what());  // the entry stays; reading it back fails softly
+      if (!failing) warn_(std::string(e.what()) + "; the cache on disk does not grow until there is room");
+      failing = true;
+      std::lock_guard lock(mutex_);
+      unwritten_.push_back(job.key);
     }
   }
 }

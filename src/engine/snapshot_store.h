@@ -5,7 +5,7 @@
 // tokens since then, the recurrent state, and the KV pages from the parent's last, partly filled page on. So the KV
 // rows of a growing conversation are written once. A file is written beside its place, flushed and renamed; its
 // contents are hashed; a file that is damaged, of another model or of another state layout is skipped with a warning,
-// and with it those that build on it. Engine thread only; the writing itself happens on a thread of its own.
+// and with it those that build on it; when room is needed, such files go first. Engine thread only; the writing itself happens on a thread of its own.
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -56,13 +56,20 @@ class SnapshotStore {
     uint64_t last_use = 0;
   };
   struct Job {
-    std::filesystem::path path;
+    std::string key;
     std::vector<std::byte> contents;
+  };
+  struct Unusable {  // a snapshot's file that was there and is damaged or of another model
+    std::filesystem::path path;
+    uint64_t bytes = 0;
+    std::filesystem::file_time_type time;
   };
 
   std::filesystem::path path_of(const std::string& key) const;
   std::string key_of(std::span<const TokenId> tokens) const;
   void scan();
+  bool is_whole(const Entry& entry, std::span<const std::byte> contents) const;
+  void drop_unwritten();
   void remove(const std::string& key, bool with_warning);
   void make_room(uint64_t bytes);
   void write_loop();
@@ -73,12 +80,14 @@ class SnapshotStore {
   const uint64_t max_bytes_;
   const Warn warn_;
   std::map<std::string, Entry> entries_;  // by key
-  uint64_t bytes_ = 0;
+  std::vector<Unusable> unusable_;        // the oldest first
+  uint64_t bytes_ = 0;                    // of both
   uint64_t clock_ = 0;
 
   std::mutex mutex_;
   std::condition_variable wake_, idle_;
   std::deque<Job> jobs_;
+  std::vector<std::string> unwritten_;  // keys
   bool writing_ = false, stop_ = false;
   std::thread writer_;
 };

@@ -7,10 +7,12 @@
 namespace calla {
 namespace {
 
-// "name:port", "[::1]:port" or "name" to the name, in lower case.
+// "name:port", "[::1]:port" or "name" to the name, in lower case. What is neither stays as it is, and no known name.
 std::string host_name(std::string_view authority) {
-  if (authority.starts_with('[')) return lower(authority.substr(1, authority.find(']') - 1));
-  return lower(authority.substr(0, authority.find(':')));
+  if (!authority.starts_with('[')) return lower(authority.substr(0, authority.find(':')));
+  const size_t end = authority.find(']');
+  const bool whole = end != std::string_view::npos && (end + 1 == authority.size() || authority[end + 1] == ':');
+  return whole && end > 1 ? lower(authority.substr(1, end - 1)) : lower(authority);
 }
 
 bool is_address(const std::string& name) {

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "server/anthropic.h"
 #include "server/completions.h"
+#include "server/next_turn.h"
 #include "server/page.h"
 #include "server/responses.h"
 #include "server/sse.h"
@@ -38,9 +39,14 @@ std::string_view without_version(std::string_view path) {
 
 bool is_anthropic(const HttpRequest& request) { return without_version(request.path).starts_with("/messages"); }
 
-std::string decimals(double value, int digits) {
+// "0.4 ms", "812 ms", "12.3 s".
+std::string duration(double seconds) {
   char text[64];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
+  if (seconds < 1) {
+    std::snprintf(text, sizeof text, "%.*f ms", seconds < 0.01 ? 1 : 0, seconds * 1e3);
+  } else {
+    std::snprintf(text, sizeof text, "%.1f s", seconds);
+  }
   return text;
 }
 
@@ -161,6 +167,23 @@ std::optional<std::vector<CollectedReply>> ApiServer::collect(HttpExchange& exch
   return replies;
 }
 
+// Called when the reply has been delivered, so that nobody waits for this.
+void ApiServer::prepare_next_turn(const ChatRequest& request, const ReplyRun& run) {
+  const CollectedReply* reply = run.only_reply();
+  if (!reply || shutting_down_ || !model_.service->prepares()) return;
+  Preparation preparation;
+  preparation.tokens = next_turn_prefix(model_, request, *reply);
+  if (preparation.tokens.empty()) return;
+  preparation.on_ready = [this](const PreparationResult& result) {
+    if (!options_.log) return;
+    options_.log("prepared a next turn: " + std::to_string(result.tokens) + " tokens, of which " +
+                 std::to_string(result.known_tokens) + " were known and " + std::to_string(result.computed_tokens) +
+                 " read, " + duration(result.seconds) + "; interrupted " + std::to_string(result.interruptions) +
+                 " times");
+  };
+  model_.service->prepare(std::move(preparation));
+}
+
 void ApiServer::log_left(const HttpExchange& exchange) {
   metrics_.disconnects++;
   if (options_.log) options_.log(exchange.request().path + ": the client left; its request is cancelled");
@@ -173,8 +196,8 @@ void ApiServer::log_replies(const HttpExchange& exchange, const std::vector<Repl
     std::string line = exchange.request().path + ": prompt " + std::to_string(result.prompt_tokens) + " tokens, " +
                        std::to_string(result.cached_tokens) + " cached";
     if (!result.cache_note.empty()) line += " (" + result.cache_note + ")";
-    line += ", " + decimals(result.prefill_seconds, 2) + " s; reply " + std::to_string(result.generated_tokens) +
-            " tokens, " + decimals(result.decode_seconds, 2) + " s; " + openai::finish_reason(summary.end);
+    line += ", " + duration(result.prefill_seconds) + "; reply " + std::to_string(result.generated_tokens) +
+            " tokens, " + duration(result.decode_seconds) + "; " + openai::finish_reason(summary.end);
     if (summary.end == ReplyEnd::kError) line += ": " + result.error;
     options_.log(line);
   }
@@ -259,6 +282,7 @@ void ApiServer::chat_completions(HttpExchange& exchange) {
   } else if (const auto replies = collect(exchange, *run)) {
     send_json(exchange, 200, openai::chat_response(head("chatcmpl-"), request.settings, *replies));
   }
+  prepare_next_turn(request, *run);
 }
 
 void ApiServer::completions(HttpExchange& exchange) {
@@ -286,6 +310,7 @@ void ApiServer::responses(HttpExchange& exchange) {
   } else if (const auto replies = collect(exchange, *run)) {
     send_json(exchange, 200, responses::response_json(answer, request, replies->front()));
   }
+  prepare_next_turn(request.chat, *run);
 }
 
 // --- Anthropic -------------------------------------------------------------------------------------------------------
@@ -300,6 +325,7 @@ void ApiServer::messages(HttpExchange& exchange) {
   } else if (const auto replies = collect(exchange, *run)) {
     send_json(exchange, 200, anthropic::message_response(answer, replies->front()));
   }
+  prepare_next_turn(request, *run);
 }
 
 void ApiServer::count_tokens(HttpExchange& exchange) {

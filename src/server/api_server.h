@@ -58,6 +58,7 @@ class ApiServer {
   // Streams the replies, counts, and logs a line.
   void stream(HttpExchange& exchange, ReplyRun& run, ReplyDialect& dialect);
   std::optional<std::vector<CollectedReply>> collect(HttpExchange& exchange, ReplyRun& run);
+  void prepare_next_turn(const ChatRequest& request, const ReplyRun& run);
   void log_replies(const HttpExchange& exchange, const std::vector<ReplySummary>& summaries);
   void log_left(const HttpExchange& exchange);
 

@@ -111,7 +111,9 @@ HttpRequest parse_http_head(std::string_view head) {
       if (lower(value) != "100-continue") throw HttpError(417, "of expectations, 100-continue is known");
       request.expects_continue = true;
     }
+    // Both decide who may use the server; readers of different copies must not disagree.
     if (name == "host" && request.header("host")) throw HttpError(400, "Host is given twice");
+    if (name == "origin" && request.header("origin")) throw HttpError(400, "Origin is given twice");
     request.headers.emplace_back(std::move(name), value);
   }
   if (request.chunked && request.header("content-length")) {

@@ -269,7 +269,7 @@ void HttpServer::stop() {
   [[maybe_unused]] const ssize_t n = ::write(wake_write_.fd(), &byte, 1);
 }
 
-void HttpServer::run(milliseconds grace) {
+void HttpServer::run(milliseconds grace, const std::function<void()>& on_overdue) {
   while (true) {
     pollfd entries[2] = {{listener_.fd(), POLLIN, 0}, {wake_read_.fd(), POLLIN, 0}};
     const int n = ::poll(entries, 2, 1000);
@@ -289,7 +289,12 @@ void HttpServer::run(milliseconds grace) {
     const auto all_finished = [&] {
       return std::all_of(connections_.begin(), connections_.end(), [](const auto& item) { return item.finished; });
     };
-    finished_.wait_for(lock, grace, all_finished);
+    if (!finished_.wait_for(lock, grace, all_finished) && on_overdue) {
+      lock.unlock();
+      on_overdue();
+      lock.lock();
+      finished_.wait_for(lock, milliseconds(1000), all_finished);
+    }
     for (const Connection& connection : connections_) ::shutdown(connection.socket.fd(), SHUT_RDWR);
   }
   reap(true);

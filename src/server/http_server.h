@@ -96,9 +96,10 @@ class HttpServer {
   int port() const { return port_; }
   int connections() const;
 
-  // Serves until stop(). Requests being answered then have `grace` to finish; after that their clients count as gone,
-  // which handlers must notice. Returns when all connections are closed.
-  void run(std::chrono::milliseconds grace);
+  // Serves until stop(). Requests being answered then have `grace` to finish. After that `on_overdue` is called, which
+  // should make them end, and a second later their clients count as gone, which handlers must notice. Returns when all
+  // connections are closed.
+  void run(std::chrono::milliseconds grace, const std::function<void()>& on_overdue = {});
   // From any thread, also from a signal handler.
   void stop();
 

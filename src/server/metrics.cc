@@ -25,6 +25,11 @@ std::string prometheus_text(const HttpMetrics& http, const SchedulerStats& engin
   counter("decode_steps_total", "Decode steps, each of all running sequences.", engine.decode_steps);
   counter("prefill_seconds_total", "Seconds spent in prefill chunks.", engine.prefill_seconds);
   counter("decode_seconds_total", "Seconds spent in decode steps.", engine.decode_seconds);
+  counter("preparations_total", "Next turns read ahead.", engine.preparations);
+  counter("preparations_interrupted_total", "Times that a request interrupted reading ahead.",
+          engine.preparations_interrupted);
+  counter("prepared_tokens_total", "Tokens read ahead, apart from the prefilled ones.", engine.prepared_tokens);
+  counter("prepare_seconds_total", "Seconds spent on reading ahead.", engine.prepare_seconds);
   gauge("running", "Sequences that run now.", engine.running);
   gauge("queued", "Generations that wait.", engine.queued);
   gauge("cache_snapshots", "Snapshots in the prefix cache.", engine.snapshots);

@@ -88,6 +88,10 @@ class ReplyRun {
   // Of the first prompt.
   int prompt_tokens() const { return static_cast<int>(choices_[0].generation->request().prompt.size()); }
   bool finished() const { return n_finished_ == choices(); }
+  // Of a chat: the reply, once it is finished, if there is only one.
+  const CollectedReply* only_reply() const {
+    return finished() && choices() == 1 && !turn_start_.empty() ? &choices_[0].reply : nullptr;
+  }
   // The next update, or nothing within this time.
   std::optional<ReplyUpdate> wait(std::chrono::milliseconds time);
   void cancel();
@@ -99,7 +103,7 @@ class ReplyRun {
     std::shared_ptr<Generation> generation;
     bool submitted = false;
     bool started = false;  // its first token or its end has come
-    CollectedReply reply;  // so far, for the ReplayStore
+    CollectedReply reply;  // so far, if this is a chat
   };
 
   void submit_waiting();

@@ -117,7 +117,7 @@ void serve(ServeOptions options, const ServeEvents& events) {
     http.stop();
   });
   if (events.on_listening) events.on_listening(url(options, http.port()));
-  http.run(options.shutdown_grace);
+  http.run(options.shutdown_grace, [&] { token_loop.request_stop(); });  // so that clients are told
 }
 
 }  // namespace calla

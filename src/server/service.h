@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/sampling.h"
@@ -22,6 +23,9 @@ class GenerationService {
   virtual ~GenerationService() = default;
   // As Scheduler::submit.
   virtual void submit(std::shared_ptr<Generation> generation) = 0;
+  // As Scheduler::prepare. `prepares` is false if that does nothing.
+  virtual void prepare(Preparation preparation) = 0;
+  virtual bool prepares() const = 0;
   virtual SchedulerStats stats() const = 0;
   virtual int context() const = 0;  // tokens that prompt and answer may have together
 };
@@ -30,6 +34,8 @@ class SchedulerService : public GenerationService {
  public:
   explicit SchedulerService(Scheduler& scheduler) : scheduler_(scheduler) {}
   void submit(std::shared_ptr<Generation> generation) override { scheduler_.submit(std::move(generation)); }
+  void prepare(Preparation preparation) override { scheduler_.prepare(std::move(preparation)); }
+  bool prepares() const override { return scheduler_.prepares(); }
   SchedulerStats stats() const override { return scheduler_.stats(); }
   int context() const override { return scheduler_.context(); }
 

@@ -294,7 +294,17 @@ TEST_P(SchedulerTest, RandomConversationsEqualFreshRuns) {
       finished.emplace_back(r, run.sink->tokens);
       conversation.insert(conversation.end(), run.sink->tokens.begin(), run.sink->tokens.end());
     }
+    if (random() % 2 == 0) {
+      std::vector<TokenId> likely(conversation.begin(), conversation.end() - static_cast<int>(random() % 10) % 5);
+      for (TokenId t : prompt(static_cast<int>(random() % 30), static_cast<unsigned>(random()))) likely.push_back(t);
+      if (random() % 2 == 0) conversation = likely;
+      scheduler->prepare({std::move(likely), {}});
+      for (auto steps = random() % 6; steps > 0; --steps) scheduler->step();
+    }
   }
+  while (scheduler->step()) {
+  }
+  EXPECT_GT(scheduler->stats().preparations, 0u);
   const int slots = scheduler->pool().free_slots() + static_cast<int>(scheduler->cache().size());
   EXPECT_EQ(slots, scheduler->pool().plan().recurrent_slots);
   scheduler->cache().clear();
@@ -304,6 +314,105 @@ TEST_P(SchedulerTest, RandomConversationsEqualFreshRuns) {
     r.use_cache = false;
     EXPECT_EQ(finish(*fresh, r)->tokens, tokens);
   }
+}
+
+// A question whose reasoning is dropped from the history: what was prepared while idle is the next turn's state.
+TEST_P(SchedulerTest, PreparesTheNextTurnWhenIdle) {
+  auto scheduler = make();
+  GenerationRequest first = request(prompt(70, 2), 6);
+  first.boundaries = {66};
+  finish(*scheduler, first);
+  GenerationRequest next = request(prompt(70, 2), 6);
+  next.prompt.resize(66);  // without the generation prompt
+  for (TokenId t : prompt(90, 3)) next.prompt.push_back(t);
+  std::vector<PreparationResult> ready;
+  scheduler->prepare({next.prompt, [&](const PreparationResult& result) { ready.push_back(result); }});
+  while (scheduler->step()) {
+  }
+  ASSERT_EQ(ready.size(), 1u);
+  EXPECT_EQ(ready[0].tokens, 156);
+  EXPECT_EQ(ready[0].known_tokens, 66);
+  EXPECT_EQ(ready[0].computed_tokens, 90);
+  EXPECT_EQ(scheduler->stats().preparations, 1u);
+  EXPECT_EQ(scheduler->stats().prepared_tokens, 90u);
+  EXPECT_EQ(scheduler->stats().prefilled_tokens, 70u);
+  for (TokenId t : prompt(5, 4)) next.prompt.push_back(t);
+  const auto warm = finish(*scheduler, next);
+  EXPECT_EQ(warm->result.cached_tokens, 156);
+  next.use_cache = false;
+  EXPECT_EQ(finish(*scheduler, next)->tokens, warm->tokens);
+}
+
+TEST_P(SchedulerTest, PreparationsGiveWayToRequests) {
+  SchedulerOptions options;
+  options.prefill_chunk = 8;  // so that a preparation takes several steps
+  auto scheduler = make(options);
+  int ready = 0;
+  const std::vector<TokenId> likely = prompt(100, 5);
+  scheduler->prepare({likely, [&](const PreparationResult& result) {
+                        ++ready;
+                        EXPECT_EQ(result.interruptions, 1);
+                        EXPECT_EQ(result.computed_tokens, 100);
+                      }});
+  for (int i = 0; i < 4; ++i) scheduler->step();  // the begin, and three chunks
+  EXPECT_GT(scheduler->stats().prepared_tokens, 0u);
+  const uint64_t prepared = scheduler->stats().prepared_tokens;
+
+  Job other = start(*scheduler, request(prompt(40, 6), 4));
+  scheduler->run_until_finished(other.generation);
+  EXPECT_EQ(scheduler->stats().prepared_tokens, prepared) << "nothing is prepared while a request runs";
+  EXPECT_EQ(ready, 0);
+  while (scheduler->step()) {  // goes on where it was
+  }
+  EXPECT_EQ(ready, 1);
+  EXPECT_EQ(scheduler->stats().prepared_tokens, 100u);
+  EXPECT_EQ(scheduler->stats().preparations_interrupted, 1u);
+  EXPECT_EQ(other.sink->tokens, finish(*make(), request(prompt(40, 6), 4))->tokens);
+}
+
+// The request that it was meant for comes before it is ready, and goes on from what is there.
+TEST_P(SchedulerTest, AHalfReadyPreparationServesItsRequest) {
+  SchedulerOptions options;
+  options.prefill_chunk = 8;
+  auto scheduler = make(options);
+  scheduler->prepare({prompt(100, 5), [](const PreparationResult&) { FAIL() << "it is no longer needed"; }});
+  for (int i = 0; i < 4; ++i) scheduler->step();
+  const auto prepared = static_cast<int>(scheduler->stats().prepared_tokens);
+  GenerationRequest next = request(prompt(100, 5), 4);
+  next.prompt.push_back(7);
+  const auto sink = finish(*scheduler, next);
+  EXPECT_GT(prepared, 0);
+  EXPECT_EQ(sink->result.cached_tokens, prepared);
+  while (scheduler->step()) {
+  }
+  EXPECT_EQ(scheduler->stats().prepared_tokens, static_cast<uint64_t>(prepared));
+  const int slots = scheduler->pool().free_slots() + static_cast<int>(scheduler->cache().size());
+  EXPECT_EQ(slots, scheduler->pool().plan().recurrent_slots);
+  scheduler->cache().clear();
+  EXPECT_EQ(scheduler->pool().free_pages(), scheduler->pool().plan().kv_pages);
+  EXPECT_EQ(sink->tokens, finish(*make(), next)->tokens);
+}
+
+TEST_P(SchedulerTest, PreparesNothingWithoutAGain) {
+  const auto never = [](const PreparationResult&) { FAIL(); };
+  {
+    auto scheduler = make();
+    const auto answered = finish(*scheduler, request(prompt(50, 8), 6));
+    std::vector<TokenId> all = prompt(50, 8);
+    all.insert(all.end(), answered->tokens.begin(), answered->tokens.end());
+    scheduler->prepare({all, never});             // all but the last token is known
+    scheduler->prepare({prompt(512, 9), never});  // no room for an answer
+    scheduler->prepare({{}, never});
+    scheduler->prepare({std::vector<TokenId>(20, 1 << 30), never});
+    while (scheduler->step()) {
+    }
+    EXPECT_EQ(scheduler->stats().prepared_tokens, 0u);
+  }
+  SchedulerOptions off;
+  off.prepare = false;
+  auto scheduler = make(off);
+  scheduler->prepare({prompt(50, 8), never});
+  EXPECT_FALSE(scheduler->step());
 }
 
 TEST_P(SchedulerTest, RunServesAThreadAndCancelsTheRestAtTheEnd) {

@@ -2,7 +2,11 @@
 #include "engine/snapshot_store.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 
+#include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <random>
@@ -171,6 +175,108 @@ TEST_F(SnapshotStoreTest, LeftoversOfACrashAreRemoved) {
   std::ofstream(directory_ / "half.snapshot.tmp") << "half";
   start();
   EXPECT_TRUE(files().empty());
+}
+
+TEST_F(SnapshotStoreTest, WhatElseIsInTheDirectoryDoesNoHarm) {
+  const std::vector<TokenId> answer = start()->ask(prompt(150), {70, 140})->tokens;
+  const fs::path victim = files().front();
+  fs::create_directory(directory_ / "folder.snapshot");
+  ASSERT_EQ(::mkfifo((directory_ / "pipe.snapshot").c_str(), 0600), 0);
+  fs::create_symlink("/dev/zero", directory_ / "zeros.snapshot");
+  fs::create_symlink("nowhere", directory_ / "dangling.snapshot");
+  std::ofstream(directory_ / "mine.tmp") << "not ours";
+  std::ofstream(directory_ / "empty.snapshot");
+  fs::copy_file(victim, directory_ / "another-name.snapshot");
+  std::ofstream(directory_ / "huge.snapshot");
+  fs::resize_file(directory_ / "huge.snapshot", uintmax_t{1} << 34);  // sparse
+  const auto process = start("m", uint64_t{1} << 35);
+  EXPECT_EQ(process->warnings.size(), 3u);
+  const auto sink = process->ask(prompt(150), {70, 140});
+  EXPECT_EQ(sink->tokens, answer);
+  EXPECT_EQ(sink->result.cached_tokens, 140);
+  EXPECT_TRUE(fs::exists(directory_ / "mine.tmp"));
+}
+
+// A file with a right hash that stands in for another.
+TEST_F(SnapshotStoreTest, AFileIsHeldAgainstItsName) {
+  const std::vector<TokenId> one = start()->ask(prompt(64, 1))->tokens;
+  const auto first_files = files();
+  const std::vector<TokenId> two = start()->ask(prompt(64, 2))->tokens;
+  ASSERT_EQ(files().size(), 2 * first_files.size());
+  const auto process = start();
+  for (const fs::path& path : files()) {
+    if (std::find(first_files.begin(), first_files.end(), path) != first_files.end()) continue;
+    if (fs::file_size(path) == fs::file_size(first_files[0]))
+      fs::copy_file(first_files[0], path, fs::copy_options::overwrite_existing);
+  }
+  std::vector<TokenId> next = prompt(64, 2);
+  next.insert(next.end(), two.begin(), two.end());
+  const auto sink = process->ask(next);
+  EXPECT_EQ(sink->result.cached_tokens, 0);
+  EXPECT_EQ(process->warnings.size(), 1u);
+  process->scheduler.reset();
+  fs::remove_all(directory_);
+  EXPECT_EQ(start()->ask(next)->tokens, sink->tokens);
+}
+
+TEST_F(SnapshotStoreTest, LeavesTheRightsOfAGivenDirectoryAlone) {
+  fs::permissions(directory_, fs::perms::owner_all | fs::perms::group_read | fs::perms::group_exec);
+  start()->ask(prompt(150));
+  EXPECT_EQ(fs::status(directory_).permissions(), fs::perms::owner_all | fs::perms::group_read | fs::perms::group_exec);
+  for (const fs::path& path : files())
+    EXPECT_EQ(fs::status(path).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+  directory_ /= "new";
+  start();
+  EXPECT_EQ(fs::status(directory_).permissions(), fs::perms::owner_all);
+  directory_ = directory_.parent_path();
+}
+
+TEST_F(SnapshotStoreTest, OtherModelsFilesCountAndGoFirst) {
+  uint64_t limit = 0;
+  {
+    const auto process = start("old");
+    process->ask(prompt(200, 1), {50, 150});
+  }
+  for (const fs::path& path : files()) limit += fs::file_size(path);
+  const auto old_files = files();
+  {
+    const auto process = start("new", limit);
+    process->ask(prompt(200, 1), {50, 150});
+  }
+  uintmax_t bytes = 0;
+  for (const fs::path& path : files()) bytes += fs::file_size(path);
+  EXPECT_LE(bytes, limit);
+  for (const fs::path& path : old_files) EXPECT_FALSE(fs::exists(path));
+  EXPECT_GT(start("new")->ask(prompt(200, 1))->result.cached_tokens, 0);
+}
+
+// A limit on the size of files stands in for a full disk.
+TEST_F(SnapshotStoreTest, AFullDiskCostsOneWarningAndNothingElse) {
+  const std::vector<TokenId> answer = start()->ask(prompt(150, 1), {70, 140})->tokens;
+  fs::remove_all(directory_);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto process = start();
+  const rlimit small{1000, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  std::vector<TokenId> conversation = prompt(150, 1);
+  EXPECT_EQ(process->ask(conversation, {70, 140})->tokens, answer);
+  conversation.insert(conversation.end(), answer.begin(), answer.end());
+  for (TokenId t : prompt(20, 2)) conversation.push_back(t);
+  EXPECT_EQ(process->ask(conversation)->result.cached_tokens, 153);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, handler);
+  // There is room again: what is written now does not build on what is not there.
+  for (TokenId t : prompt(30, 3)) conversation.push_back(t);
+  const auto later = process->ask(conversation);
+  process->scheduler.reset();
+  EXPECT_EQ(process->warnings.size(), 1u);
+  conversation.insert(conversation.end(), later->tokens.begin(), later->tokens.end());
+  for (TokenId t : prompt(5, 4)) conversation.push_back(t);
+  const auto restarted = start();
+  EXPECT_GE(restarted->ask(conversation)->result.cached_tokens, 200);
+  EXPECT_TRUE(restarted->warnings.empty());
 }
 
 TEST_F(SnapshotStoreTest, StaysWithinItsBytes) {

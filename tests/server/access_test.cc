@@ -46,7 +46,9 @@ TEST(Access, HostsAgainstRebinding) {
     EXPECT_EQ(origin_status({{"host", host}}), 200) << host;
   }
   EXPECT_EQ(origin_status({}), 200);
-  for (const char* host : {"evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "evil.example:80"}) {
+  for (const char* host :
+       {"evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "evil.example:80", "[::1].evil.example",
+        "[]evil.example", "[]", "[::1", "[evil.example]", "localhost@evil.example"}) {
     EXPECT_EQ(origin_status({{"host", host}}), 403) << host;
   }
   AccessOptions options;

@@ -43,10 +43,11 @@ TEST(HttpHead, KeepsOrClosesTheConnection) {
 TEST(HttpHead, RefusesWhatOthersMightReadDifferently) {
   const std::string line = "GET / HTTP/1.1\r\n";
   EXPECT_EQ(status_of(line + "\r\n"), 200);
-  for (const char* headers : {"A : b\r\n", ": b\r\n", "A\r\n", " folded\r\n", "A: b\nC: d\r\n", "A: \x01\r\n",
-                              "Content-Length: 1, 1\r\n", "Content-Length: +1\r\n", "Content-Length: 0x1\r\n",
-                              "Content-Length: \r\n", "Content-Length: 1\r\nContent-Length: 2\r\n",
-                              "Content-Length: 1\r\nTransfer-Encoding: chunked\r\n", "Host: a\r\nHost: b\r\n"}) {
+  for (const char* headers :
+       {"A : b\r\n", ": b\r\n", "A\r\n", " folded\r\n", "A: b\nC: d\r\n", "A: \x01\r\n", "Content-Length: 1, 1\r\n",
+        "Content-Length: +1\r\n", "Content-Length: 0x1\r\n", "Content-Length: \r\n",
+        "Content-Length: 1\r\nContent-Length: 2\r\n", "Content-Length: 1\r\nTransfer-Encoding: chunked\r\n",
+        "Host: a\r\nHost: b\r\n", "Origin: http://a\r\nOrigin: http://b\r\n"}) {
     EXPECT_EQ(status_of(line + headers + "\r\n"), 400) << headers;
   }
   EXPECT_EQ(status_of(line + "Content-Length: 1\r\nContent-Length: 1\r\n\r\n"), 200);

@@ -24,7 +24,11 @@ int main(int argc, char** argv) {
     if (name == "--max-connections") options.http.max_connections = std::atoi(value.c_str());
     if (name == "--max-body") options.http.max_body_bytes = std::strtoull(value.c_str(), nullptr, 10);
     if (name == "--head-timeout-ms") options.http.head_timeout = std::chrono::milliseconds(std::atoi(value.c_str()));
+    if (name == "--grace-ms") options.shutdown_grace = std::chrono::milliseconds(std::atoi(value.c_str()));
     if (name == "--cache-snapshots") options.engine.scheduler.cache_snapshots = std::atoi(value.c_str());
+    if (name == "--prepare") options.engine.scheduler.prepare = value != "0";
+    if (name == "--cache-dir-bytes")
+      options.engine.scheduler.cache_dir_bytes = std::strtoull(value.c_str(), nullptr, 10);
     if (name == "--cache-dir") options.engine.scheduler.cache_dir = value;
     if (name == "--backend") options.engine.backend = value;
     if (name == "--threads") options.engine.backend_options.threads = std::atoi(value.c_str());

@@ -1,6 +1,8 @@
 """Cases drawn from public reports about other engines, at the level of the API."""
 
+import concurrent.futures
 import json
+import time
 
 import httpx
 import pytest
@@ -293,3 +295,68 @@ def test_a_long_first_message_is_read_once(server):
     # The prompt without the generation prompt of seven tokens.
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["prompt_tokens"] - 7
     assert second["timings"]["prompt_ms"] < first["timings"]["prompt_ms"] / 10
+
+
+@pytest.fixture(scope="module")
+def large_server():
+    from conftest import Server
+
+    running = Server("--context", 16384)
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.mark.parametrize("words", [3000, 12_000])
+def test_long_conversations_reuse_the_first_turn(large_server, words):
+    """O4 at its lengths, (a) without and (b) with the reasoning sent back."""
+    system = {"role": "system", "content": f"You are a helpful assistant. {words}" + " word" * words}
+    question = {"role": "user", "content": "What is a lighthouse?"}
+    more = {"temperature": 0, "max_tokens": 100}
+
+    def ask(messages, **other):
+        answer = large_server.post("/v1/chat/completions", {"messages": messages, **more, **other}).json()
+        return answer["choices"][0]["message"], answer["usage"]
+
+    message, first = ask([system, question])
+    assert first["prompt_tokens"] > words
+    shared = first["prompt_tokens"] - len(["<|im_start|>", "assistant", "\n", "<think>", "\n"])
+    for reply, other, least in (
+        ({"content": message["content"]}, {}, shared),
+        (message, {"preserve_thinking": True}, first["prompt_tokens"] + first["completion_tokens"] - 8),
+    ):
+        reply = {"role": "assistant", "content": None, **reply}
+        messages = [system, question, reply, {"role": "user", "content": "And what is a violin?"}]
+        warm, usage = ask(messages, **other)
+        assert usage["prompt_tokens_details"]["cached_tokens"] >= least
+        if words < 5000 or not other:  # a cold run of the longer one takes its time
+            assert warm == ask(messages, cache_prompt=False, **other)[0]
+
+
+def test_concurrent_requests_equal_solo_runs(large_server):
+    """O17: together, one after another, and with one that leaves and one that joins."""
+    tokens = large_server.post("/tokenize", {"content": "What is a piano? A river and a castle. " * 400}).json()["tokens"]
+    lengths = [7, 130, 1000, 2049]
+
+    def ask(length, delay=0.0):
+        time.sleep(delay)
+        body = {"prompt": tokens[length : 2 * length], "max_tokens": 64, "temperature": 0, "cache_prompt": False}
+        answer = large_server.post("/v1/completions", body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]["text"]
+
+    def leave():
+        body = {"prompt": tokens[:700], "max_tokens": 500, "temperature": 0, "stream": True}
+        with httpx.stream("POST", large_server.url + "/v1/completions", json=body, timeout=60) as response:
+            next(response.iter_lines(), None)
+
+    solo = [ask(length) for length in lengths]
+    fifth = ask(333)
+    assert len(set(solo)) > 1
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for gap in (0, 0.05):
+            jobs = [pool.submit(ask, length, i * gap) for i, length in enumerate(lengths)]
+            leaves = pool.submit(leave)
+            joins = pool.submit(ask, 333, 0.1)
+            assert [job.result() for job in jobs] == solo
+            assert joins.result() == fifth
+            leaves.result()

@@ -4,6 +4,8 @@ CALLA_SEQUENCES sets how many random conversations are tried (20 by default)."""
 import json
 import os
 import random
+import threading
+import time
 
 import httpx
 import pytest
@@ -42,7 +44,8 @@ def next_messages(message, turn):
     return [{"role": "user", "content": f"What is the weather in {CITIES[turn % len(CITIES)]}?"}]
 
 
-def test_twenty_turns_prefill_only_what_is_new(server):
+def twenty_turns(server, restart_after=None):
+    """`restart_after` (turn -> server) takes the place of the server after some turns."""
     more = {"tools": [WEATHER], "preserve_thinking": True}
     messages = [{"role": "user", "content": "What is the weather in Paris?"}]
     known = 0
@@ -59,7 +62,49 @@ def test_twenty_turns_prefill_only_what_is_new(server):
         known = usage["prompt_tokens"] + usage["completion_tokens"]
         calls += len(message.get("tool_calls") or [])
         messages += [as_sent_back(message), *next_messages(message, turn)]
+        if restart_after:
+            server = restart_after(turn, server)
     assert calls >= 5
+
+
+def test_twenty_turns_prefill_only_what_is_new(server):
+    twenty_turns(server)
+
+
+def test_twenty_turns_with_kills(tmp_path, make_server):
+    options = ("--cache-dir", tmp_path, "--context", 4096)
+
+    def restart_after(turn, server):
+        if turn % 4 != 2:
+            return server
+        time.sleep(0.3)  # what a kill may lose is what is being written at that moment
+        server.kill()
+        return make_server(*options)
+
+    twenty_turns(make_server(*options), restart_after)
+
+
+def test_kills_in_the_middle_of_everything(tmp_path, make_server):
+    """kill -9 while replies run and snapshots are written: what is left never changes an answer."""
+    question = {"messages": [{"role": "user", "content": "What is a lighthouse?"}], "temperature": 0}
+    expected = None
+    for round in range(6):
+        server = make_server("--cache-dir", tmp_path, "--context", 2048)
+        answer = server.post("/v1/chat/completions", question).json()["choices"][0]["message"]
+        expected = expected or answer
+        assert answer == expected
+        assert not [line for line in server.log if "damaged" in line], server.log
+        body = {"messages": [{"role": "user", "content": f"{round} " + "and a long text " * 100}]}
+        workers = [
+            threading.Thread(target=lambda: pytest.raises(httpx.HTTPError, server.post, "/v1/chat/completions", body))
+            for _ in range(4)
+        ]
+        for worker in workers:
+            worker.start()
+        time.sleep(0.05 + 0.05 * round)
+        server.kill()
+        for worker in workers:
+            worker.join()
 
 
 def test_the_cache_survives_kill_and_restart(tmp_path, make_server):

@@ -121,6 +121,25 @@ def test_pipelined_requests(server):
     assert raw(server, one * 3 + last).count(b"HTTP/1.1 200 OK") == 4
 
 
+def test_odd_targets(server):
+    for target in ("/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/v1/chat%2fcompletions", "//v1//models", "/health#x"):
+        assert status(raw(server, f"GET {target} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())) == 404, target
+
+
+def test_half_closed_and_cut_requests(server):
+    body = json.dumps(HELLO).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    for data in (head % len(body) + body[:-5], head[:40], b""):
+        with socket.create_connection(("127.0.0.1", server.port), 20) as client:
+            client.sendall(data)
+            client.shutdown(socket.SHUT_WR)
+            answer = b""
+            while chunk := client.recv(65536):
+                answer += chunk
+        assert not answer or status(answer) == 408
+    assert server.post("/v1/chat/completions", HELLO).status_code == 200
+
+
 def test_cors_is_off(server):
     mine = {"Origin": server.url}
     assert httpx.get(server.url + "/v1/models", headers=mine).status_code == 200
@@ -279,6 +298,42 @@ def test_graceful_shutdown(make_server):
     assert rest[-2:] == ["data: [DONE]", ""]
     assert '"finish_reason":"length"' in rest[-4]
     assert server.process.wait(10) == 0
+
+
+def test_graceful_shutdown_under_load(make_server):
+    server = make_server("--max-queue", 64)
+    body = {**LONG, "stream": True, "max_tokens": 200}
+
+    def client(_):
+        try:
+            with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as response:
+                lines = [line for line in response.iter_lines() if line]
+        except httpx.TransportError:  # it came too late to be let in
+            return None
+        if response.status_code == 503:
+            return None
+        assert lines[-1] == "data: [DONE]" or "shutting down" in lines[-1], lines[-1]
+        return lines[-1]
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        jobs = [pool.submit(client, i) for i in range(16)]
+        assert wait_until(lambda: server.metric("running") == 8)
+        assert server.stop(timeout=30) == 0
+        ends = [job.result() for job in jobs]
+    assert [end for end in ends if end]
+    assert not [line for line in server.log if "internal" in line]
+
+
+def test_replies_that_take_too_long_are_told(make_server):
+    server = make_server("--grace-ms", 200)
+    body = {**LONG, "stream": True, "logprobs": 5}  # slow to send
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert "shutting down" in rest[-1]
+    assert server.stop() == 0
 
 
 def test_second_signal_stops_at_once(make_server):

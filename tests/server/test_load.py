@@ -107,12 +107,14 @@ def load(server, seconds, clients):
     assert expected["kangaroo"] == GOLDEN[0]["output_text"].removesuffix("<|im_end|>")[: len(expected["kangaroo"])]
     workers = [Client(server, expected, seed) for seed in range(clients)]
     memory = [rss_mib(server)]
+    most_running = 0
     end = time.time() + seconds
     with concurrent.futures.ThreadPoolExecutor(clients) as pool:
         jobs = [pool.submit(worker.run, end) for worker in workers]
         while not all(job.done() for job in jobs):
             time.sleep(min(seconds / 10, 5))
             memory.append(rss_mib(server))
+            most_running = max(most_running, int(server.metric("running")))
         for job in jobs:
             job.result()
     seen = sum((worker.seen for worker in workers), collections.Counter())
@@ -120,13 +122,13 @@ def load(server, seconds, clients):
     deadline = time.time() + 10
     while server.metric("running") > 0 and time.time() < deadline:
         time.sleep(0.1)
-    return seen, memory, first
+    return seen, memory, first, most_running
 
 
 def test_many_clients():
     server = Server("--context", 2048, "--max-sequences", 8, "--max-queue", 64, "--cache-snapshots", 64)
     try:
-        seen, memory, first = load(server, 8, 32)
+        seen, memory, first, _ = load(server, 8, 32)
         assert all(seen[kind] > 0 for kind in ("whole", "streamed", "left", "bad", "huge")), seen
         assert server.metric("running") == 0 and server.metric("queued") == 0
         assert server.chat("Who are you?", enable_thinking=False)["choices"][0]["message"]["content"].startswith("I am")
@@ -137,10 +139,13 @@ def test_many_clients():
 
 if __name__ == "__main__":
     running = Server("--context", 2048, "--max-sequences", 8, "--max-queue", 64, "--cache-snapshots", 64)
-    counts, rss, waits = load(running, float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 32)
+    counts, rss, waits, most_running = load(running, float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 32)
     print(dict(counts))
     print("RSS in MiB over time:", *(f"{value:.0f}" for value in rss))
     print(
         f"first token after: median {waits[len(waits) // 2]:.2f} s, 95 % {waits[len(waits) * 95 // 100]:.2f} s, worst {waits[-1]:.2f} s"
     )
+    tokens, seconds = running.metric("generated_tokens_total"), float(sys.argv[1])
+    print(f"{tokens:.0f} tokens written, {tokens / seconds:.0f}/s; most running at once: {most_running}")
     print("exit code", running.stop())
+    print("sanitizers and failures:", [line for line in running.log if "anitizer" in line or " error" in line])

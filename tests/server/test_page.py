@@ -107,10 +107,38 @@ def test_stop_and_new_chat(page, server):
     wait(page, lambda: server.metric("running") == 0)
     element(page, "clear").click()
     assert not page.find_elements(By.CSS_SELECTOR, ".turn")
+    assert "Ask something" in last(page, ".empty").text
     say(page, "What is a kangaroo?")
     answered(page)
     assert last(page, ".assistant .text").text.startswith("A kangaroo is")
     assert not page.find_elements(By.CSS_SELECTOR, ".think")
+
+
+def test_new_chat_while_a_reply_runs(page, server):
+    if element(page, "thinking").is_selected():
+        element(page, "thinking").click()
+    for _ in range(5):  # at different moments of the reply
+        say(page, "What is a lighthouse?")
+        element(page, "clear").click()
+        wait(page, lambda: element(page, "send").is_displayed() and server.metric("running") == 0)
+        assert page.execute_script("return messages.length") == 0  # nothing of the old one comes into the new one
+        assert not page.find_elements(By.CSS_SELECTOR, ".turn")
+
+
+def test_narrow_window(page):
+    page.set_window_size(500, 700)  # about as narrow as a headless window gets
+    page.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 360, "height": 640, "deviceScaleFactor": 1, "mobile": False}
+    )
+    say(page, "What is a " + "very" * 40 + "?")
+    answered(page)
+    element(page, "toggle").click()
+    assert page.execute_script("return document.documentElement.scrollWidth") <= 360
+    assert page.execute_script("return document.documentElement.scrollHeight") <= 640
+    picture(page, "narrow")
+    element(page, "toggle").click()
+    page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    page.set_window_size(900, 800)
 
 
 def test_error_is_shown(page):
