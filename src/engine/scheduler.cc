@@ -129,7 +129,7 @@ Scheduler::Scheduler(Backend& backend, const ModelShape& shape, const SchedulerO
       shape_(shape),
       options_(complete(options, shape)),
       pool_(backend, plan_state(backend, shape, options_)),
-      prepare_chunk_(std::min(32, options_.prefill_chunk)) {
+      prepare_chunk_(1) {
   stats_.total_pages = pool_.plan().kv_pages;
   if (!options_.cache_dir.empty() && options_.cache_snapshots != 0)
     store_ = std::make_unique<SnapshotStore>(

@@ -12,8 +12,8 @@ namespace {
 
 constexpr size_t kMaxPreparations = 8;  // that wait
 constexpr int kMinGain = 8;             // tokens to be computed; for fewer, a snapshot is not worth its slot
-constexpr int kSmallestChunk = 8;
-constexpr double kChunkSeconds = 0.05;  // a chunk should not take longer: so long may a request have to wait for it
+constexpr int kSmallestChunk = 2;
+constexpr double kChunkSeconds = 0.02;  // a chunk should not take longer: so long may a request have to wait for it
 
 bool is_prefix(std::span<const TokenId> prefix, std::span<const TokenId> tokens) {
   return prefix.size() <= tokens.size() && std::equal(prefix.begin(), prefix.end(), tokens.begin());

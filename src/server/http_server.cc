@@ -293,7 +293,7 @@ void HttpServer::run(milliseconds grace, const std::function<void()>& on_overdue
       lock.unlock();
       on_overdue();
       lock.lock();
-      finished_.wait_for(lock, milliseconds(1000), all_finished);
+      finished_.wait_for(lock, milliseconds(2000), all_finished);
     }
     for (const Connection& connection : connections_) ::shutdown(connection.socket.fd(), SHUT_RDWR);
   }

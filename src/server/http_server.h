@@ -97,7 +97,7 @@ class HttpServer {
   int connections() const;
 
   // Serves until stop(). Requests being answered then have `grace` to finish. After that `on_overdue` is called, which
-  // should make them end, and a second later their clients count as gone, which handlers must notice. Returns when all
+  // should make them end, and two seconds later their clients count as gone, which handlers must notice. Returns when all
   // connections are closed.
   void run(std::chrono::milliseconds grace, const std::function<void()>& on_overdue = {});
   // From any thread, also from a signal handler.

@@ -326,14 +326,14 @@ def test_graceful_shutdown_under_load(make_server):
 
 def test_replies_that_take_too_long_are_told(make_server):
     server = make_server("--grace-ms", 200)
-    body = {**LONG, "stream": True, "logprobs": 5}  # slow to send
+    body = {**LONG, "stream": True}
     with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=30) as response:
         lines = response.iter_lines()
         next(lines)
         server.process.send_signal(signal.SIGTERM)
         rest = [line for line in lines if line]
     assert "shutting down" in rest[-1]
-    assert server.stop() == 0
+    assert server.process.wait(20) == 0
 
 
 def test_second_signal_stops_at_once(make_server):
