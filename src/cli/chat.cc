@@ -41,10 +41,14 @@ struct ChatOptions {
   bool show_thinking = false;
 };
 
-// Set while a line is read and Ctrl-C is pressed; a handler cannot reach more.
+// Set while a line is read and Ctrl-C is pressed; a handler cannot reach more. The signal may come just before the read
+// begins, which then would wait for a key: the alarm ends it a second later.
 volatile std::sig_atomic_t prompt_interrupted = 0;
 
-extern "C" void note_prompt_interrupt(int) { prompt_interrupted = 1; }
+extern "C" void note_prompt_interrupt(int signal_number) {
+  if (signal_number == SIGINT) prompt_interrupted = 1;
+  ::alarm(1);
+}
 
 // While it lives, SIGINT only makes a read fail.
 class PromptInterrupt {
@@ -53,15 +57,20 @@ class PromptInterrupt {
     prompt_interrupted = 0;
     struct sigaction action = {};
     action.sa_handler = note_prompt_interrupt;  // no SA_RESTART: the read ends
+    ::sigaction(SIGALRM, &action, &alarm_before_);
     ::sigaction(SIGINT, &action, &before_);
   }
-  ~PromptInterrupt() { ::sigaction(SIGINT, &before_, nullptr); }
+  ~PromptInterrupt() {
+    ::sigaction(SIGINT, &before_, nullptr);
+    ::alarm(0);
+    ::sigaction(SIGALRM, &alarm_before_, nullptr);
+  }
   PromptInterrupt(const PromptInterrupt&) = delete;
   PromptInterrupt& operator=(const PromptInterrupt&) = delete;
   bool happened() const { return prompt_interrupted != 0; }
 
  private:
-  struct sigaction before_ = {};
+  struct sigaction before_ = {}, alarm_before_ = {};
 };
 
 // Reads lines with editing and history on a terminal, plainly otherwise.

@@ -32,8 +32,8 @@ TEST(Inspect, CountsCallaTiny) {
   }
   EXPECT_EQ(bytes, Checkpoint::open(kTiny).bytes());
   EXPECT_EQ(report.plan.weights, bytes);
-  EXPECT_EQ(report.plan.context, 8192);
-  EXPECT_EQ(report.plan.kv_cache, 8192u * 2 * 256 * 2 * 2);
+  EXPECT_EQ(report.plan.context, kDefaultContext);
+  EXPECT_EQ(report.plan.kv_cache, static_cast<uint64_t>(kDefaultContext) * 2 * 256 * 2 * 2);
   EXPECT_EQ(report.plan.recurrent_state, 6u * (4 * 128 * 128 * 4 + 3 * 1024 * 2));
   EXPECT_GT(report.machine.total, 0u);
 }

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
+#include <new>
 
 #include "backend/create.h"
 #include "backend/reference/reference_math.h"
@@ -17,6 +20,25 @@ namespace {
 using namespace reference;
 
 constexpr int kSlots = static_cast<int>(Slot::kLogits) + 1;
+
+// Zeroes that take no memory until they are touched: the pool is sized for what sequences may need, not for what they do.
+template <class T>
+class ZeroedArray {
+ public:
+  ZeroedArray() = default;
+  explicit ZeroedArray(size_t count)
+      : data_(static_cast<T*>(std::calloc(std::max<size_t>(count, 1), sizeof(T)))), count_(count) {
+    if (!data_) throw std::bad_alloc();
+  }
+  std::span<T> span() const { return {data_.get(), count_}; }
+
+ private:
+  struct Free {
+    void operator()(T* data) const { std::free(data); }
+  };
+  std::unique_ptr<T, Free> data_;
+  size_t count_ = 0;
+};
 
 std::span<float> row_of(std::vector<float>& buffer, int row, int width) {
   return std::span(buffer).subspan(static_cast<size_t>(row) * width, width);
@@ -40,10 +62,10 @@ class ReferenceBackend final : public Backend {
 
   // --- sequence state ---
   void allocate_state(const StateMemoryPlan& plan) override {
-    recurrent_.assign(static_cast<size_t>(plan.recurrent_slots) * floats_per_slot(), 0.0f);
-    counts_.assign(static_cast<size_t>(plan.recurrent_slots) * shape_.vocab, 0);
+    recurrent_ = ZeroedArray<float>(static_cast<size_t>(plan.recurrent_slots) * floats_per_slot());
+    counts_ = ZeroedArray<TokenCount>(static_cast<size_t>(plan.recurrent_slots) * shape_.vocab);
     last_picked_.assign(plan.recurrent_slots, 0);
-    kv_.assign(static_cast<size_t>(plan.kv_pages) * floats_per_page(), 0.0f);
+    kv_ = ZeroedArray<float>(static_cast<size_t>(plan.kv_pages) * floats_per_page());
   }
   size_t recurrent_slot_bytes() const override {
     return floats_per_slot() * sizeof(float) + shape_.vocab * sizeof(TokenCount) + sizeof(TokenId);
@@ -374,7 +396,7 @@ class ReferenceBackend final : public Backend {
     return static_cast<size_t>(shape_.attention_layers()) * 2 * shape_.kv_heads * kKvPageRows * kHeadDim;
   }
   std::span<float> slot_state(int slot) {
-    return std::span(recurrent_).subspan(slot * floats_per_slot(), floats_per_slot());
+    return recurrent_.span().subspan(slot * floats_per_slot(), floats_per_slot());
   }
   std::span<float> gdn_state(int layer, int slot) {
     return slot_state(slot).subspan(index_in_kind_[layer] * (gdn_floats() + conv_floats()), gdn_floats());
@@ -384,13 +406,13 @@ class ReferenceBackend final : public Backend {
                                     conv_floats());
   }
   std::span<TokenCount> counts(int slot) {
-    return std::span(counts_).subspan(static_cast<size_t>(slot) * shape_.vocab, shape_.vocab);
+    return counts_.span().subspan(static_cast<size_t>(slot) * shape_.vocab, shape_.vocab);
   }
   void count_token(int slot, TokenId token) {
     TokenCount& count = counts(slot)[token];
     if ((count & ~kInPrompt) != (kInPrompt - 1)) ++count;
   }
-  std::span<float> page(int id) { return std::span(kv_).subspan(id * floats_per_page(), floats_per_page()); }
+  std::span<float> page(int id) { return kv_.span().subspan(id * floats_per_page(), floats_per_page()); }
   std::span<float> kv_row(int layer, std::span<const int32_t> pages, int position, int head, int key_or_value) {
     const size_t row =
         ((static_cast<size_t>(index_in_kind_[layer]) * 2 + key_or_value) * shape_.kv_heads + head) * kKvPageRows +
@@ -421,10 +443,10 @@ class ReferenceBackend final : public Backend {
   const BackendOptions options_;
   std::vector<int> index_in_kind_;  // of a layer among the layers of its kind
   std::array<std::vector<float>, kSlots> slots_;
-  std::vector<float> recurrent_;
-  std::vector<TokenCount> counts_;
+  ZeroedArray<float> recurrent_;
+  ZeroedArray<TokenCount> counts_;
   std::vector<TokenId> last_picked_;
-  std::vector<float> kv_;
+  ZeroedArray<float> kv_;
   Batch batch_;
   int rows_ = 0;
   std::vector<TokenId> picked_;
