@@ -34,7 +34,7 @@ class ZeroedArray {
 
  private:
   struct Free {
-    void operator()(T* data) const { std::free(data); }
+    void operator()(T* data) const { std::free(data); }  // NOLINT(cppcoreguidelines-owning-memory): from calloc
   };
   std::unique_ptr<T, Free> data_;
   size_t count_ = 0;
