@@ -171,13 +171,16 @@ HttpResponse HttpClient::get_one(const std::string& url, const std::vector<std::
 HttpResponse HttpClient::get(const std::string& url, const std::vector<std::string>& headers, const Sink& sink) {
   const std::string home = url_origin(url);
   if (home.empty()) throw PullError("\"" + printable_url(url) + "\" is no http or https address; check HF_ENDPOINT");
-  const bool may_send_token = !options_.token.empty() && (home.starts_with("https://") || is_loopback(home));
+  const bool has_token = !options_.token.empty();
+  if (has_token && !home.starts_with("https://") && !is_loopback(home))
+    throw PullError("HF_TOKEN would travel unencrypted to " + home +
+                    "; use an https address as HF_ENDPOINT, or unset HF_TOKEN");
   std::string at = url;
   std::map<std::string, std::string> linked;
   for (int hop = 0;; ++hop) {
     const std::string origin = url_origin(at);
     std::string redirect;
-    HttpResponse response = get_one(at, headers, may_send_token && origin == home, sink, redirect);
+    HttpResponse response = get_one(at, headers, has_token && origin == home, sink, redirect);
     for (const auto& [name, value] : response.headers)
       if (name.starts_with("x-linked-")) linked.try_emplace(name, value);
     if (redirect.empty() || response.status < 300 || response.status > 399) {

@@ -52,6 +52,17 @@ TEST(HttpClient, AnotherPortIsAnotherHost) {
   EXPECT_EQ(seen, "");
 }
 
+TEST(HttpClient, RefusesToSendATokenUnencrypted) {
+  HttpClient client({.token = "secret"});
+  try {
+    client.get("http://hub.example/x");
+    FAIL() << "the request was made";
+  } catch (const PullError& error) {
+    EXPECT_THAT(error.what(),
+                testing::AllOf(testing::HasSubstr("HF_TOKEN"), testing::Not(testing::HasSubstr("secret"))));
+  }
+}
+
 TEST(HttpClient, RefusesLoopsAndOtherSchemes) {
   TestServer server([&](const TestServer::Request& request) -> TestServer::Response {
     return {.status = 302,
