@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
+#include <optional>
 #include <sstream>
 
 #include "base/error.h"
@@ -50,11 +51,10 @@ extern "C" void note_prompt_interrupt(int signal_number) {
   ::alarm(1);
 }
 
-// While it lives, SIGINT only makes a read fail.
+// While it lives, SIGINT only makes a read fail; between reads it does nothing (an answer has a guard of its own).
 class PromptInterrupt {
  public:
   PromptInterrupt() {
-    prompt_interrupted = 0;
     struct sigaction action = {};
     action.sa_handler = note_prompt_interrupt;  // no SA_RESTART: the read ends
     ::sigaction(SIGALRM, &action, &alarm_before_);
@@ -67,6 +67,10 @@ class PromptInterrupt {
   }
   PromptInterrupt(const PromptInterrupt&) = delete;
   PromptInterrupt& operator=(const PromptInterrupt&) = delete;
+  void clear() const {
+    ::alarm(0);
+    prompt_interrupted = 0;
+  }
   bool happened() const { return prompt_interrupted != 0; }
 
  private:
@@ -80,6 +84,7 @@ class LineReader {
     if (interactive_) {
       ::using_history();
       ::stifle_history(1000);
+      interrupt_.emplace();
     }
   }
   bool interactive() const { return interactive_; }
@@ -87,9 +92,11 @@ class LineReader {
   bool read(std::string& line) {
     if (!interactive_) return static_cast<bool>(std::getline(std::cin, line));
     for (bool again = false;; again = true) {
-      const PromptInterrupt interrupt;
+      interrupt_->clear();
       const std::unique_ptr<char, decltype(&std::free)> text(::readline("> "), &std::free);
-      if (interrupt.happened()) {
+      const bool interrupted = interrupt_->happened();
+      interrupt_->clear();
+      if (interrupted) {
         if (again) return false;
         std::fputs("\nCtrl-C again, or Ctrl-D, ends; the conversation is still there.\n", stderr);
         continue;
@@ -103,6 +110,7 @@ class LineReader {
 
  private:
   const bool interactive_;
+  std::optional<PromptInterrupt> interrupt_;
 };
 
 class Conversation {

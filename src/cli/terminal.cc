@@ -87,11 +87,11 @@ InterruptGuard::InterruptGuard(std::shared_ptr<Generation> generation) : generat
   check(interrupted_generation.exchange(generation_.get()) == nullptr, "one interrupt guard at a time");
   struct sigaction action = {};
   action.sa_handler = on_interrupt;
-  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGINT, &action, &before_);
 }
 
 InterruptGuard::~InterruptGuard() {
-  ::signal(SIGINT, SIG_DFL);
+  ::sigaction(SIGINT, &before_, nullptr);
   interrupted_generation.store(nullptr);
 }
 

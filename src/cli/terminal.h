@@ -1,5 +1,7 @@
 #pragma once
 // What the terminal can do: colours, a progress line, and Ctrl-C that stops an answer.
+#include <signal.h>
+
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -71,6 +73,7 @@ class InterruptGuard {
 
  private:
   std::shared_ptr<Generation> generation_;
+  struct sigaction before_ = {};
 };
 
 // "1,234.5", "12.3 MB", "1.23 s": for people.

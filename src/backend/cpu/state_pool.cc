@@ -41,11 +41,11 @@ std::span<std::byte> StatePool::page(int page) const {
   return {pages_.data() + page * page_bytes_, page_bytes_};
 }
 
-void StatePool::clear_slot(int slot) { std::memset(this->slot(slot).data(), 0, slot_bytes_); }
+void StatePool::clear_slot(int slot) { std::ranges::fill(this->slot(slot), std::byte{0}); }
 
-void StatePool::copy_slot(int from, int to) { std::memcpy(slot(to).data(), slot(from).data(), slot_bytes_); }
+void StatePool::copy_slot(int from, int to) { std::ranges::copy(slot(from), slot(to).begin()); }
 
-void StatePool::copy_page(int from, int to) { std::memcpy(page(to).data(), page(from).data(), page_bytes_); }
+void StatePool::copy_page(int from, int to) { std::ranges::copy(page(from), page(to).begin()); }
 
 float* StatePool::gdn_state(int layer, int slot) const {
   return reinterpret_cast<float*>(this->slot(slot).data()) + index_in_kind_[layer] * (gdn_floats() + tail_floats());
