@@ -56,7 +56,8 @@ tsan: setup-check
 	ctest --preset tsan --parallel $(JOBS) --tests-regex "$(TSAN_TESTS)" --exclude-regex "$(SLOW_UNDER_SANITIZERS)"
 
 # On Linux all of the Metal backend but its speed can be checked, kernels and host code as they are shipped.
-METAL_TARGETS = calla create_test metal_units_test metal_conformance_test metal_step_test metal_real_widths_test \
+METAL_PROGRAM = calla
+METAL_TARGETS = $(METAL_PROGRAM) create_test metal_units_test metal_conformance_test metal_step_test metal_real_widths_test \
   metal_golden_test
 ifneq ($(shell uname),Darwin)
 METAL_TARGETS += metal_bindings_test metal_counts
