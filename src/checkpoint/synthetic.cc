@@ -12,20 +12,13 @@
 #include "base/bf16.h"
 #include "base/check.h"
 #include "base/error.h"
+#include "base/random_word.h"
 #include "checkpoint/describe.h"
 
 namespace calla {
 namespace {
 
 namespace fs = std::filesystem;
-
-// SplitMix64 as a counter-based generator: the number at `index` of the sequence that belongs to `key`.
-uint64_t random_word(uint64_t key, uint64_t index) {
-  uint64_t x = key + 0x9e3779b97f4a7c15u * (index + 1);
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
 
 uint64_t name_key(uint64_t seed, std::string_view name) {
   uint64_t key = random_word(seed, 0);

@@ -191,9 +191,11 @@ class Bench {
   BenchReport report_;
 };
 
-// So that a path that cannot be written does not cost a measurement.
+// So that a path that cannot be written does not cost a measurement. What is there stays until there is something new.
 void check_writable(const std::string& path) {
-  if (!path.empty()) write_file(path, "");
+  errno = 0;
+  if (!path.empty() && !std::ofstream(path, std::ios::app))
+    throw Error(path + " cannot be written: " + std::strerror(errno));
 }
 
 int bench(const BenchOptions& options) {

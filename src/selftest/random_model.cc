@@ -3,18 +3,11 @@
 #include <cmath>
 
 #include "backend/weights_outline.h"
+#include "base/random_word.h"
 #include "base/thread_pool.h"
 
 namespace calla {
 namespace {
-
-// SplitMix64 as a counter: word `index` of stream `key`, so that any part can be made on its own.
-uint64_t random_word(uint64_t key, uint64_t index) {
-  uint64_t x = key + 0x9e3779b97f4a7c15u * (index + 1);
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
 
 // In [-1, 1).
 float signed_uniform(uint64_t word) { return static_cast<float>(word >> 40) * 0x1.0p-23f - 1; }
