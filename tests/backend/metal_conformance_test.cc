@@ -97,6 +97,43 @@ TEST(MetalConformance, UnknownTensorLayoutFallsBack) {
   expect_conforms(metal_factory(), model, options);
 }
 
+// The same where the elements lie as they should and the numbers are wrong.
+TEST(MetalConformance, WrongTensorNumbersFallBack) {
+  const RandomModel model(tiny_shape(4), 16);
+  for (const softmetal::TensorFault fault : kTensorFaults) {
+    SCOPED_TRACE(static_cast<int>(fault));
+    const MetalDevice device("m5max");
+    plant(fault);
+    const metal::MetalBackend backend(model.shape(), model.weights(), BackendOptions{});
+    EXPECT_FALSE(backend.uses_tensor_ops());
+    EXPECT_THAT(
+        backend.description(),
+        ::testing::HasSubstr("GEMM with simdgroup matrices (not with tensor operations: their results are off"));
+    ConformanceOptions options;
+    options.batches = {{"prefill 33 at 130", {{130, 33}}}};
+    expect_conforms(metal_factory(), model, options);
+  }
+}
+
+// And a right device does not: nothing to say, whatever the number of rows of a step.
+TEST(MetalConformance, RightTensorOpsAreTaken) {
+  const RandomModel model(tiny_shape(4), 17);
+  for (const int rows : {1, 7, 64}) {
+    BackendOptions options;
+    options.max_rows = rows;
+    {
+      const MetalDevice device("m5max");
+      const metal::MetalBackend backend(model.shape(), model.weights(), options);
+      EXPECT_TRUE(backend.uses_tensor_ops());
+      EXPECT_TRUE(backend.description().ends_with("GEMM with tensor operations")) << backend.description();
+    }
+    const MetalDevice device("m4max");
+    const metal::MetalBackend backend(model.shape(), model.weights(), options);
+    EXPECT_FALSE(backend.uses_tensor_ops());
+    EXPECT_TRUE(backend.description().ends_with("GEMM with simdgroup matrices")) << backend.description();
+  }
+}
+
 // No access out of bounds, no read of what nothing wrote, no race in a kernel, no missing barrier between two.
 TEST(MetalChecked, EveryStage) {
   for (const char* chip : kMetalForms) {

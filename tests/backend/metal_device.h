@@ -34,6 +34,18 @@ class MetalDevice {
 #endif
 };
 
+#ifndef __APPLE__
+// Tensor operations that are wrong and say nothing.
+inline constexpr softmetal::TensorFault kTensorFaults[] = {
+    softmetal::TensorFault::kOneElement, softmetal::TensorFault::kDroppedTail, softmetal::TensorFault::kShortSums};
+
+inline void plant(softmetal::TensorFault fault) {
+  softmetal::Options options = softmetal::options();
+  options.tensor_fault = fault;
+  softmetal::set_options(options);
+}
+#endif
+
 inline BackendFactory metal_factory(const metal::MetalTestOptions& test_options = {}) {
   return [test_options](const ModelShape& shape, const ModelWeights& weights, const BackendOptions& options) {
     return std::make_unique<metal::MetalBackend>(shape, weights, options, test_options);

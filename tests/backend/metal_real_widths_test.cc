@@ -1,5 +1,6 @@
 // The Metal backend at the sizes of Qwen3.6-35B-A3B: 2,048 wide, 256 experts, a vocabulary of 248,320; one layer of each
 // kind, in both matrix-unit forms and with each mechanism switched off. What takes longer is in metal_full_test.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/backend/expect_conforms.h"
@@ -43,6 +44,24 @@ TEST(MetalRealWidths, DecodeWithoutEachMechanism) {
     expect_conforms(metal_factory(few_rows_checked()), model, options);
   }
 }
+
+#ifndef __APPLE__
+// The start-up check of tensor operations at the real size: what is right is taken, what is wrong is not.
+TEST(MetalRealWidths, TensorOpsAreTakenIfRight) {
+  const RandomModel model(one_layer_of_each_kind(), 18);
+  const auto describe = [&](softmetal::TensorFault fault) {
+    const MetalDevice device("m5max");
+    plant(fault);
+    return metal::MetalBackend(model.shape(), model.weights(), BackendOptions{}, few_rows_checked()).description();
+  };
+  EXPECT_TRUE(describe(softmetal::TensorFault::kNone).ends_with("GEMM with tensor operations"));
+  for (const softmetal::TensorFault fault : kTensorFaults) {
+    const std::string description = describe(fault);
+    EXPECT_THAT(description, ::testing::HasSubstr("not with tensor operations: their results are off by"));
+    EXPECT_THAT(description, ::testing::HasSubstr("at 17 x 2048 x 4096"));
+  }
+}
+#endif
 
 class MetalRealWidthsPrefill : public ::testing::TestWithParam<const char*> {};
 

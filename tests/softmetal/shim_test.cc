@@ -183,6 +183,29 @@ TEST_F(Shim, CooperativeTensorsInEachLayout) {
   }
 }
 
+TEST_F(Shim, TensorFaults) {
+  const int k = 64;
+  const auto a = random_values(16 * 64, 7), w = random_values(32 * 64, 8);
+  const auto x = buffer(to_bfloat(a)), y = buffer(to_bfloat(w)), length = buffer(std::vector<int>{k});
+  const auto expected = product(a, w, 16, 32, 64, true);
+  const auto wrong_elements = [&](softmetal::TensorFault fault) {
+    softmetal::Options options = checked();
+    options.tensor_fault = fault;
+    softmetal::set_options(options);
+    const auto out = empty(16 * 32 * 4);
+    EXPECT_EQ(run("tensors_assume", {{x.get()}, {y.get()}, {out.get()}, {length.get()}}, {1, 1, 1}, {32, 1, 1}), "");
+    const auto found = values<float>(out);
+    int wrong = 0;
+    for (size_t i = 0; i < expected.size(); ++i) wrong += found[i] != expected[i];
+    return wrong;
+  };
+  using softmetal::TensorFault;
+  EXPECT_EQ(wrong_elements(TensorFault::kNone), 0);
+  EXPECT_EQ(wrong_elements(TensorFault::kOneElement), 1);
+  EXPECT_GT(wrong_elements(TensorFault::kDroppedTail), 400);
+  EXPECT_GT(wrong_elements(TensorFault::kShortSums), 0);  // most of these sums fit into fp16
+}
+
 TEST_F(Shim, TensorsInMemoryClipAtTheirEdges) {
   for (const int rows : {16, 5}) {
     const int k = 48;

@@ -50,6 +50,13 @@ Options initial_options() {
   if (const char* threads = std::getenv("SOFTMETAL_THREADS")) o.threads = std::atoi(threads);
   if (const char* layout = std::getenv("SOFTMETAL_LAYOUT"))
     o.tensor_layout = std::string(layout) == "shuffled" ? TensorLayout::kShuffled : TensorLayout::kM5;
+  if (const char* fault = std::getenv("SOFTMETAL_TENSOR_FAULT")) {
+    const std::string name = fault;
+    o.tensor_fault = name == "element" ? TensorFault::kOneElement
+                     : name == "tail"  ? TensorFault::kDroppedTail
+                     : name == "sums"  ? TensorFault::kShortSums
+                                       : TensorFault::kNone;
+  }
   choose_seed(o);
   return o;
 }

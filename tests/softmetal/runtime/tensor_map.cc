@@ -82,11 +82,13 @@ const TensorMap* tensor_map(int d0, int d1, bool relaxed, TensorRole role) {
   const Options o = options();
   const bool shuffled = o.tensor_layout == TensorLayout::kShuffled;
   static std::mutex mutex;
-  static auto& maps = *new std::map<std::tuple<int, int, bool, TensorRole, uint64_t>, std::unique_ptr<TensorMap>>;
+  static auto& maps =
+      *new std::map<std::tuple<int, int, bool, TensorRole, uint64_t, TensorFault>, std::unique_ptr<TensorMap>>;
   std::lock_guard lock(mutex);
-  auto& map = maps[{d0, d1, relaxed, role, shuffled ? o.seed : 0}];
+  auto& map = maps[{d0, d1, relaxed, role, shuffled ? o.seed : 0, o.tensor_fault}];
   if (!map) {
     map = std::make_unique<TensorMap>();
+    map->fault = o.tensor_fault;
     if (shuffled) {
       fill_shuffled(*map, d0, d1, o.seed ^ (static_cast<uint64_t>(role) << 32) ^ static_cast<uint64_t>(d0 * 64 + d1));
     } else {

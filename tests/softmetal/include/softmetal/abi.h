@@ -76,6 +76,13 @@ void atomic_access(const void* address, uint32_t bytes, AtomicKind kind, const v
 
 // --- cooperative tensors -----------------------------------------------------------------------------------------
 enum class TensorLayout : uint8_t { kM5, kShuffled };
+// Matrix units that compute wrongly and report nothing.
+enum class TensorFault : uint8_t {
+  kNone,
+  kOneElement,   // one of the sums that an operation makes is too large by 1/256 of itself
+  kDroppedTail,  // the last input of each operation is left out
+  kShortSums,    // sums are kept in fp16 between operations
+};
 enum class TensorRole : uint8_t { kLeft, kRight, kDestination };
 
 // Which element of a tensor (dimension 0 contiguous) each slot of each lane holds.
@@ -86,9 +93,10 @@ struct TensorMap {
     bool valid;
   };
   uint32_t capacity = 0;  // slots a lane
+  TensorFault fault = TensorFault::kNone;
   Place place[kSimdWidth][64 + kSpareTensorSlots];
 };
-// In the layout that Options::tensor_layout asks for. Lives as long as the process.
+// In the layout that Options::tensor_layout asks for, with the fault of Options::tensor_fault. Lives as long as the process.
 const TensorMap* tensor_map(int d0, int d1, bool relaxed, TensorRole role);
 
 // --- threadgroup memory ----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@
 namespace softmetal {
 
 // --- options -----------------------------------------------------------------------------------------------------
-// Initial values come from the environment (SOFTMETAL_DEVICE, _CHECK, _SEED, _THREADS, _COUNT, _LAYOUT).
+// Initial values come from the environment (SOFTMETAL_DEVICE, _CHECK, _SEED, _THREADS, _COUNT, _LAYOUT, _TENSOR_FAULT).
 struct Options {
   std::string device_name = "Apple M5 Max";
   std::string architecture = "applegpu_g17s";
@@ -34,6 +34,7 @@ struct Options {
   uint64_t seed = 0;    // 0: from the clock; printed with every finding
   int threads = 0;      // OS threads that run threadgroups; 0: all cores
   TensorLayout tensor_layout = TensorLayout::kM5;
+  TensorFault tensor_fault = TensorFault::kNone;
   double event_timeout_seconds = 60;      // a wait for an event that nothing signals
   double dispatch_timeout_seconds = 900;  // a kernel that does not end
 };

@@ -287,18 +287,21 @@ class matmul2d {
     static_assert(metal::detail::is_cooperative<D>::value, "softmetal's matmul2d writes a cooperative tensor");
     using T = typename D::element_type;
     const auto* first = static_cast<const detail::Operands<L, R, D>*>(lanes.value[0]);
+    const softmetal::TensorMap& map = D::map();
     int k_length = Desc.k;
     if constexpr (Desc.k == metal::dynamic_extent) k_length = first->left->get_extent(Desc.transpose_left ? 1 : 0);
     constexpr int kStep = Desc.k == metal::dynamic_extent ? 32 : Desc.k;
     float left[Desc.m * kStep], right[kStep * Desc.n], sums[Desc.m * Desc.n] = {};
-    for (int k0 = 0; k0 < k_length; k0 += kStep) {
+    const int k_end = map.fault == softmetal::TensorFault::kDroppedTail ? k_length - 1 : k_length;
+    for (int k0 = 0; k0 < k_end; k0 += kStep) {
+      const int used = k_end - k0 < kStep ? k_end - k0 : kStep;
       if constexpr (Desc.k == metal::dynamic_extent) {
         gather_step(*first->left, Desc.transpose_left, k0, Desc.m, left);
         gather_step(*first->right, !Desc.transpose_right, k0, Desc.n, right);
         // both now [row][k]
         for (int m = 0; m < Desc.m; ++m)
           for (int n = 0; n < Desc.n; ++n)
-            for (int k = 0; k < kStep; ++k) sums[m * Desc.n + n] += left[m * kStep + k] * right[n * kStep + k];
+            for (int k = 0; k < used; ++k) sums[m * Desc.n + n] += left[m * kStep + k] * right[n * kStep + k];
       } else {
         gather<L, R, D, L>(lanes, &detail::Operands<L, R, D>::left, Desc.transpose_left ? Desc.m : kStep,
                            Desc.transpose_left ? kStep : Desc.m, left);
@@ -309,22 +312,23 @@ class matmul2d {
           for (int n = 0; n < Desc.n; ++n)
             by_k[k * Desc.n + n] = Desc.transpose_right ? right[n * kStep + k] : right[k * Desc.n + n];
         for (int m = 0; m < Desc.m; ++m)
-          for (int k = 0; k < kStep; ++k) {
+          for (int k = 0; k < used; ++k) {
             const float a = Desc.transpose_left ? left[k * Desc.m + m] : left[m * kStep + k];
             for (int n = 0; n < Desc.n; ++n) sums[m * Desc.n + n] += a * by_k[k * Desc.n + n];
           }
       }
     }
-    const softmetal::TensorMap& map = D::map();
+    if (map.fault == softmetal::TensorFault::kOneElement) sums[Desc.m * Desc.n - 1] *= 1 + 1.0f / 256;
     for (uint lane = 0; lane < softmetal::kSimdWidth; ++lane) {
       D& destination = *static_cast<const detail::Operands<L, R, D>*>(lanes.value[lane])->destination;
       for (uint i = 0; i < map.capacity; ++i) {
         const auto& p = map.place[lane][i];
         if (!p.valid) continue;
         const float sum = sums[p.i1 * Desc.n + p.i0];
-        destination[i] = Desc.matmul_mode == matmul2d_descriptor::mode::multiply
-                             ? static_cast<T>(sum)
-                             : static_cast<T>(static_cast<float>(destination[i]) + sum);
+        const bool adds = Desc.matmul_mode == matmul2d_descriptor::mode::multiply_accumulate;
+        const float total = adds ? static_cast<float>(destination[i]) + sum : sum;
+        destination[i] =
+            static_cast<T>(map.fault == softmetal::TensorFault::kShortSums ? float(metal::half(total)) : total);
       }
     }
   }
