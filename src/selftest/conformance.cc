@@ -67,7 +67,8 @@ class Pair {
     BackendOptions plain;
     plain.max_rows = rows;
     plain.max_heads = heads;
-    reference_ = create_reference_backend(shape_, model.weights(), plain);
+    const BackendFactory& make_reference = options.reference ? options.reference : create_reference_backend;
+    reference_ = make_reference(shape_, model.weights(), plain);
     subject_->allocate_state(plan_);
     reference_->allocate_state(plan_);
   }

@@ -44,6 +44,7 @@ struct ConformanceOptions {
   std::vector<BatchCase> batches = default_batch_cases();
   std::vector<std::string> stages;  // empty: all
   uint64_t seed = 1;
+  BackendFactory reference;  // what to compare with; empty: the reference backend
 };
 
 // Runs the cases for layer 0..n of `model` that differ in kind (the first of each). Never throws for a wrong

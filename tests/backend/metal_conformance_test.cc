@@ -7,6 +7,7 @@
 
 #include "tests/backend/expect_conforms.h"
 #include "tests/backend/metal_device.h"
+#include "tests/backend/reference_tape.h"
 
 namespace calla {
 namespace {
@@ -62,11 +63,13 @@ TEST(MetalConformance, GeneralLayoutWithSeveralRanges) {
 class MetalAblation : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(MetalAblation, Conforms) {
+  const RandomModel model(tiny_shape(4), 12);
+  ReferenceTape tape;
   for (const char* chip : kMetalForms) {
     SCOPED_TRACE(chip);
     const MetalDevice device(chip);
-    const RandomModel model(tiny_shape(4), 12);
     ConformanceOptions options;
+    options.reference = taped_reference(tape);
     options.backend.ablate = {GetParam()};
     options.batches = {{"decode at 300", {{300, 1}}}, {"prefill 70 at 5", {{5, 70}}}};
     expect_conforms(metal_factory(), model, options);

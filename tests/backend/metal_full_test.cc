@@ -1,8 +1,10 @@
 // What takes too long on softmetal for every run (`make metal-full`): whole golden files, and prefill at the real widths
 // with each mechanism switched off and with the 32-row tiles that only long chunks use.
+#include "backend/metal/policy.h"
 #include "tests/backend/expect_conforms.h"
 #include "tests/backend/metal_golden.h"
 #include "tests/backend/metal_real_widths.h"
+#include "tests/backend/reference_tape.h"
 
 namespace calla {
 namespace {
@@ -23,9 +25,11 @@ TEST_P(MetalFull, AnswersWithoutEachMechanism) {
 TEST_P(MetalFull, CheckedWithoutEachMechanism) {
   const RandomModel model(tiny_shape(4), 20);
   const MetalDevice device(GetParam(), true);
+  ReferenceTape tape;
   for (const std::string& name : metal::ablation_names()) {
     SCOPED_TRACE(name);
     ConformanceOptions options;
+    options.reference = taped_reference(tape);
     options.backend.ablate = {name};
     options.batches = {{"decode of 2 at 600", {{600, 1}, {70, 1}}}, {"ragged 5 + 1 + 35", {{3, 5}, {64, 1}, {60, 35}}}};
     expect_conforms(metal_factory(), model, options);
@@ -36,9 +40,11 @@ TEST_P(MetalFull, CheckedWithoutEachMechanism) {
 TEST_P(MetalFull, RealWidthsPrefillWithoutEachMechanism) {
   const RandomModel model(one_layer_of_each_kind(), 18);
   const MetalDevice device(GetParam());
+  ReferenceTape tape;
   for (const std::string& name : metal::ablation_names()) {
     SCOPED_TRACE(name);
     ConformanceOptions options;
+    options.reference = taped_reference(tape);
     options.backend.ablate = {name};
     options.stages = layer_stages();
     options.batches = {{"prefill 40 at 30", {{30, 40}}}};
@@ -46,13 +52,17 @@ TEST_P(MetalFull, RealWidthsPrefillWithoutEachMechanism) {
   }
 }
 
-// 512 rows: 16 an expert on average, hence 32-row tiles.
+// 32-row tiles at the real widths: full ones, ragged ones, and five of the shared expert. With 64 experts, so that 150
+// rows are enough: such tiles are taken from 16 rows an expert on.
 TEST_P(MetalFull, RealWidthsWideTiles) {
-  const RandomModel model(one_layer_of_each_kind(), 19);
+  ModelShape shape = one_layer_of_each_kind();
+  shape.experts = 64;
+  ASSERT_EQ(metal::Policy::expert_tile(150, shape.experts, true), 32);
+  const RandomModel model(shape, 19);
   const MetalDevice device(GetParam());
   ConformanceOptions options;
   options.stages = {"experts_up", "experts_down"};
-  options.batches = {{"prefill 512", {{0, 512}}}};
+  options.batches = {{"prefill 150", {{0, 150}}}};
   expect_conforms(metal_factory(few_rows_checked()), model, options);
 }
 

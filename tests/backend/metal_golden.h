@@ -2,6 +2,7 @@
 // Golden files on the Metal backend, in a given matrix-unit form.
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@ struct MetalGoldenRun {
   std::vector<std::string> cases;  // empty: all
   int prefix = 0;                  // tokens of each text and answer; 0: all
   std::vector<std::string> ablate;
+  std::optional<GoldenTolerance> tolerance;  // empty: what `model` is judged by
 };
 
 inline constexpr const char* kCallaTiny = "models/calla-tiny";
@@ -27,7 +29,7 @@ std::vector<GoldenResult> golden_results(const MetalGoldenRun& run, Make make) {
   const std::string directory = std::string(CALLA_SOURCE_DIR) + "/" + run.model;
   const LoadedModel model = load_model(directory);
   GoldenOptions golden;
-  golden.tolerance = run.model == kTinyRandom ? bf16_random_tolerance() : fast_tolerance();
+  golden.tolerance = run.tolerance.value_or(run.model == kTinyRandom ? bf16_random_tolerance() : fast_tolerance());
   golden.cases = run.cases;
   golden.prefix = run.prefix;
   BackendOptions options;

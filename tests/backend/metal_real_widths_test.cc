@@ -6,16 +6,19 @@
 #include "tests/backend/expect_conforms.h"
 #include "tests/backend/metal_device.h"
 #include "tests/backend/metal_real_widths.h"
+#include "tests/backend/reference_tape.h"
 
 namespace calla {
 namespace {
 
 TEST(MetalRealWidths, Decode) {
   const RandomModel model(one_layer_of_each_kind(), 14);
+  ReferenceTape tape;
   for (const char* chip : kMetalForms) {
     SCOPED_TRACE(chip);
     const MetalDevice device(chip);
     ConformanceOptions options;
+    options.reference = taped_reference(tape);
     options.batches = {{"decode at 70", {{70, 1}}}};
     expect_conforms(metal_factory(few_rows_checked()), model, options);
   }
@@ -35,9 +38,11 @@ TEST(MetalRealWidths, DecodeInFixedBlocks) {
 TEST(MetalRealWidths, DecodeWithoutEachMechanism) {
   const RandomModel model(one_layer_of_each_kind(), 16);
   const MetalDevice device;
+  ReferenceTape tape;
   for (const std::string& name : metal::ablation_names()) {
     SCOPED_TRACE(name);
     ConformanceOptions options;
+    options.reference = taped_reference(tape);
     options.backend.ablate = {name};
     options.stages = layer_stages();
     options.batches = {{"decode at 600", {{600, 1}}}};  // several key ranges
