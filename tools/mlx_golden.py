@@ -5,7 +5,7 @@
     mlx_golden.py tests/data/tiny-random [--dtype bfloat16|float16|float32] [--products exact|own]
 
 exact: every quantised product in fp32, its result rounded to the activations' type: what fp32 sums, as MLX's GPU
-kernels have them, come to at best. own: what MLX computes on this machine; on a CPU it adds in the activations' type.
+kernels have them, come to at best. own: what MLX computes on this machine.
 Prints, as `calla selftest` does, the error of logits (RMS, relative to their spread), of log-probabilities, of states
 (norm), the share of equal best tokens and the relative difference in perplexity. docs/metal.md has the results.
 """
