@@ -24,6 +24,7 @@ struct Policy {
     return wide && rows * kExpertsPerToken >= 16 * experts ? 32 : 16;
   }
   static int dense_tile(int rows, bool wide) { return wide && rows > 16 ? 32 : 16; }
+  static size_t tile_threads(int tile) { return tile == 32 ? mtl::kTileThreads : mtl::kTileThreads / 2; }
 
   // Key ranges of the decode attention. General layout: 256 keys each, at most 32 ranges (with two threadgroups for
   // each of two KV heads, 128 threadgroups: some three a core on the largest GPUs).

@@ -31,8 +31,8 @@ void MetalBackend::head() {
   for (size_t i = 16; i < 20; ++i) arguments[i] = constant(step().logits);  // outputs that are not there
   arguments[15] = writes(step().logits);
   const auto groups = static_cast<size_t>((m.shape.n + mtl::kQmvGroupRows - 1) / mtl::kQmvGroupRows);
-  encoder_.dispatch(*plan_.head, params, arguments, {groups, static_cast<size_t>(head_count_)},
-                    mtl::kQmvSimdgroups * mtl::kLanes, m.weights() * head_count_);
+  encoder_.dispatch(*plan_.head, params, arguments, {groups, static_cast<size_t>(head_count_)}, mtl::kQmvThreads,
+                    m.weights() * head_count_);
 }
 
 void MetalBackend::pick() {
@@ -46,7 +46,7 @@ void MetalBackend::pick() {
   encoder_.dispatch(
       *kernels_.pick_max, params,
       {reads(now.logits), reads(pool_->counts()), constant(now.masks), constant(now.heads), writes(scratch_.slice_max)},
-      {static_cast<size_t>(params.slices), heads}, 256);
+      {static_cast<size_t>(params.slices), heads}, mtl::kElementThreads);
   encoder_.dispatch(*kernels_.pick_token, params,
                     {reads(now.logits), updates(pool_->counts()), constant(now.masks), constant(now.heads),
                      reads(scratch_.slice_max), writes(now.picked), updates(pool_->last_tokens())},

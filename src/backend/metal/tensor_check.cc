@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "backend/metal/encoder.h"
+#include "backend/metal/policy.h"
 #include "backend/sampling.h"
 #include "base/bf16.h"
 #include "base/error.h"
@@ -79,7 +80,7 @@ std::string check_tensor_ops(Device& device, const BoundMatrix& m, int rows, con
                          {reads(memory.input), constant(m.codes), constant(m.scales), constant(m.biases), writes(out)},
                          {static_cast<size_t>((m.shape.n + mtl::kTileN - 1) / mtl::kTileN),
                           static_cast<size_t>((rows + tile - 1) / tile)},
-                         static_cast<size_t>(tile) * 4, m.weights() * rows);
+                         Policy::tile_threads(tile), m.weights() * rows);
       };
       gemm("", memory.expected);
       gemm("_tensor", memory.result);

@@ -8,15 +8,16 @@ constant constexpr float kNone = -1e30f;
 //   q_gate [R, Hq * 512]   k, v [R, Hkv * 256]   q_norm, k_norm [256] f32   frequencies [32] f32   q [R, Hq * 256]
 //   Launch    grid (ceil((Hq + 2 Hkv)/4), R), threadgroup 128 = 4 simdgroups, one head each.
 //   Moves     R * (Hq + 2 Hkv) * 1 KiB.
-kernel void prepare_qkv(constant AttentionParams& p [[buffer(0)]], const device bfloat* q_gate [[buffer(1)]],
-                        const device bfloat* k [[buffer(2)]], const device bfloat* v [[buffer(3)]],
-                        const device float* q_norm [[buffer(4)]], const device float* k_norm [[buffer(5)]],
-                        const device float* frequencies [[buffer(6)]], const device RowInfo* rows [[buffer(7)]],
-                        const device int* pages [[buffer(8)]], device bfloat* q [[buffer(9)]],
-                        device bfloat* kv [[buffer(10)]], uint2 tg [[threadgroup_position_in_grid]],
-                        ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
+[[max_total_threads_per_threadgroup(kHeadThreads)]] kernel void prepare_qkv(
+    constant AttentionParams& p [[buffer(0)]], const device bfloat* q_gate [[buffer(1)]],
+    const device bfloat* k [[buffer(2)]], const device bfloat* v [[buffer(3)]],
+    const device float* q_norm [[buffer(4)]], const device float* k_norm [[buffer(5)]],
+    const device float* frequencies [[buffer(6)]], const device RowInfo* rows [[buffer(7)]],
+    const device int* pages [[buffer(8)]], device bfloat* q [[buffer(9)]], device bfloat* kv [[buffer(10)]],
+    uint2 tg [[threadgroup_position_in_grid]], ushort sg [[simdgroup_index_in_threadgroup]],
+    ushort lane [[thread_index_in_simdgroup]]) {
   const RowInfo row = rows[tg.y];
-  int head = int(tg.x) * 4 + int(sg);
+  int head = int(tg.x) * kGroupHeads + int(sg);
   if (head < p.q_heads) {
     if ((p.parts & 1) == 0) return;
     const HeadSlice h = load_head(q_gate + (tg.y * uint(p.q_heads) + uint(head)) * uint(2 * kHeadSize), lane);
@@ -51,16 +52,15 @@ kernel void prepare_qkv(constant AttentionParams& p [[buffer(0)]], const device 
 //             registers; needs one row per sequence.
 //   Moves     (keys * 1 KiB + 2 KiB) per KV head and threadgroup.
 template <int kHeads, bool kApart>
-[[kernel]] void sdpa_decode(constant AttentionParams& p [[buffer(0)]], const device bfloat* q_gate [[buffer(1)]],
-                            const device bfloat* k_row [[buffer(2)]], const device bfloat* v_row [[buffer(3)]],
-                            const device float* q_norm [[buffer(4)]], const device float* k_norm [[buffer(5)]],
-                            const device float* frequencies [[buffer(6)]], const device RowInfo* rows [[buffer(7)]],
-                            const device int* pages [[buffer(8)]], device bfloat* q [[buffer(9)]],
-                            device bfloat* kv [[buffer(10)]], device float* partials [[buffer(11)]],
-                            device float2* sums [[buffer(12)]], device bfloat* mixed [[buffer(13)]],
-                            uint3 tg [[threadgroup_position_in_grid]],
-                            uint thread_index [[thread_index_in_threadgroup]],
-                            ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(kSdpaThreads)]] void sdpa_decode(
+    constant AttentionParams& p [[buffer(0)]], const device bfloat* q_gate [[buffer(1)]],
+    const device bfloat* k_row [[buffer(2)]], const device bfloat* v_row [[buffer(3)]],
+    const device float* q_norm [[buffer(4)]], const device float* k_norm [[buffer(5)]],
+    const device float* frequencies [[buffer(6)]], const device RowInfo* rows [[buffer(7)]],
+    const device int* pages [[buffer(8)]], device bfloat* q [[buffer(9)]], device bfloat* kv [[buffer(10)]],
+    device float* partials [[buffer(11)]], device float2* sums [[buffer(12)]], device bfloat* mixed [[buffer(13)]],
+    uint3 tg [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+    ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup float merged[kSdpaSimdgroups * kHeadSize];
   threadgroup float maxima[kSdpaSimdgroups * kHeads];
   threadgroup float totals[kSdpaSimdgroups * kHeads];
@@ -200,10 +200,11 @@ template [[host_name("sdpa_decode_apart")]] [[kernel]] decltype(sdpa_decode<kPac
 // sdpa_merge: the ranges of sdpa_decode put together, and the output gate.
 //   partials [R, Hq, splits, 256] f32   sums [R, Hq, splits] float2   gate as above   mixed [R, stride] bf16
 //   Launch    grid (Hq, R), threadgroup 256: a thread an element.
-kernel void sdpa_merge(constant AttentionParams& p [[buffer(0)]], const device float* partials [[buffer(1)]],
-                       const device float2* sums [[buffer(2)]], const device bfloat* q_gate [[buffer(3)]],
-                       device bfloat* mixed [[buffer(4)]], uint2 tg [[threadgroup_position_in_grid]],
-                       uint thread_index [[thread_index_in_threadgroup]]) {
+[[max_total_threads_per_threadgroup(kHeadSize)]] kernel void sdpa_merge(
+    constant AttentionParams& p [[buffer(0)]], const device float* partials [[buffer(1)]],
+    const device float2* sums [[buffer(2)]], const device bfloat* q_gate [[buffer(3)]],
+    device bfloat* mixed [[buffer(4)]], uint2 tg [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
   const uint row = tg.y + uint(p.first_row);
   const uint at = tg.y * uint(p.q_heads) + tg.x;
   const device float2* s = sums + at * uint(p.splits);

@@ -4,10 +4,10 @@
 constant constexpr int kHeadPitch = kHeadSize + 8;
 constant constexpr float kNoScore = -1e30f;
 
-// Copies `count` rows of 256 (the rest up to `rows` become zero) to threadgroup memory: 128 threads.
+// Copies `count` rows of 256 (the rest up to `rows` become zero) to threadgroup memory, all threads together.
 template <typename RowPointer>
 void load_rows(RowPointer row_at, int count, int rows, threadgroup bfloat* tile, int thread_index) {
-  for (int i = thread_index; i < rows * (kHeadSize / 4); i += 128) {
+  for (int i = thread_index; i < rows * (kHeadSize / 4); i += kAttnThreads) {
     const int row = i / (kHeadSize / 4);
     const int column = i % (kHeadSize / 4) * 4;
     threadgroup bfloat4* out = (threadgroup bfloat4*)(tile + row * kHeadPitch + column);
@@ -29,12 +29,13 @@ struct StridedRows {
 //   Numerics  scores and sums fp32, weights rounded to bf16 before they meet V.
 //   Relies on the lane layout of simdgroup_matrix (thread_elements), which all engines use and M1 to M5 share:
 //             lane l has row (l & 16) / 4 + l / 2 % 4 and columns c, c + 1 with c = (l & 8) / 2 + l % 2 * 2.
-kernel void sdpa_tile(constant AttentionParams& p [[buffer(0)]], const device bfloat* q [[buffer(1)]],
-                      const device bfloat* q_gate [[buffer(2)]], const device bfloat* kv [[buffer(3)]],
-                      const device AttentionTile* tiles [[buffer(4)]], const device RowInfo* rows [[buffer(5)]],
-                      const device int* pages [[buffer(6)]], device bfloat* mixed [[buffer(7)]],
-                      uint2 tg [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
-                      ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
+[[max_total_threads_per_threadgroup(kAttnThreads)]] kernel void sdpa_tile(
+    constant AttentionParams& p [[buffer(0)]], const device bfloat* q [[buffer(1)]],
+    const device bfloat* q_gate [[buffer(2)]], const device bfloat* kv [[buffer(3)]],
+    const device AttentionTile* tiles [[buffer(4)]], const device RowInfo* rows [[buffer(5)]],
+    const device int* pages [[buffer(6)]], device bfloat* mixed [[buffer(7)]],
+    uint2 tg [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+    ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup bfloat4 query_words[kAttnTileRows * kHeadPitch / 4];
   threadgroup bfloat4 kv_words[kAttnTileKeys * kHeadPitch / 4];
   threadgroup bfloat* query = (threadgroup bfloat*)query_words;

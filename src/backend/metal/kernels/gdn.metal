@@ -33,15 +33,15 @@ inline float delta_rule(thread float4& s, float4 k, float4 q, float v, float2 ga
 //   mixed [R, stride] bf16
 //   Launch    grid (value heads, R), threadgroup 512 = 16 simdgroups, 8 columns each.
 //   Moves     128 KiB of state a head and row (read and written), 12 bytes a channel of tail.
-kernel void gdn_step(constant GdnParams& p [[buffer(0)]], const device bfloat* qkv [[buffer(1)]],
-                     const device bfloat* z [[buffer(2)]], const device float* a [[buffer(3)]],
-                     const device float* b [[buffer(4)]], const device float* conv [[buffer(5)]],
-                     const device float* a_log [[buffer(6)]], const device float* dt_bias [[buffer(7)]],
-                     const device float* norm [[buffer(8)]], const device SequenceInfo* sequences [[buffer(9)]],
-                     const device int* phases [[buffer(10)]], device bfloat* tails [[buffer(11)]],
-                     device float* states [[buffer(12)]], device bfloat* mixed [[buffer(13)]],
-                     uint2 tg [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
-                     ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
+[[max_total_threads_per_threadgroup(kGdnStepThreads)]] kernel void gdn_step(
+    constant GdnParams& p [[buffer(0)]], const device bfloat* qkv [[buffer(1)]], const device bfloat* z [[buffer(2)]],
+    const device float* a [[buffer(3)]], const device float* b [[buffer(4)]], const device float* conv [[buffer(5)]],
+    const device float* a_log [[buffer(6)]], const device float* dt_bias [[buffer(7)]],
+    const device float* norm [[buffer(8)]], const device SequenceInfo* sequences [[buffer(9)]],
+    const device int* phases [[buffer(10)]], device bfloat* tails [[buffer(11)]], device float* states [[buffer(12)]],
+    device bfloat* mixed [[buffer(13)]], uint2 tg [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], ushort sg [[simdgroup_index_in_threadgroup]],
+    ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup float channels[3 * kStateSize];  // q, k, v after the convolution
   threadgroup float outputs[kStateSize];
   const SequenceInfo seq = sequences[tg.y];
@@ -106,16 +106,16 @@ kernel void gdn_step(constant GdnParams& p [[buffer(0)]], const device bfloat* q
 //   Launch    grid (ceil((2 Hk + Hv + 1) / 4), R), threadgroup 128 = 4 simdgroups, one head of 128 channels each; the
 //             last "head" has the gates.
 //   Moves     R * C * 4 bytes, and the three rows before each from the cache.
-kernel void gdn_conv(constant GdnParams& p [[buffer(0)]], const device bfloat* qkv [[buffer(1)]],
-                     const device float* a [[buffer(2)]], const device float* b [[buffer(3)]],
-                     const device float* conv [[buffer(4)]], const device float* a_log [[buffer(5)]],
-                     const device float* dt_bias [[buffer(6)]], const device SequenceInfo* sequences [[buffer(7)]],
-                     const device int* sequence_of_row [[buffer(8)]], const device int* phases [[buffer(9)]],
-                     device bfloat* tails [[buffer(10)]], device bfloat* conv_out [[buffer(11)]],
-                     device float2* gates [[buffer(12)]], uint2 tg [[threadgroup_position_in_grid]],
-                     ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
+[[max_total_threads_per_threadgroup(kHeadThreads)]] kernel void gdn_conv(
+    constant GdnParams& p [[buffer(0)]], const device bfloat* qkv [[buffer(1)]], const device float* a [[buffer(2)]],
+    const device float* b [[buffer(3)]], const device float* conv [[buffer(4)]],
+    const device float* a_log [[buffer(5)]], const device float* dt_bias [[buffer(6)]],
+    const device SequenceInfo* sequences [[buffer(7)]], const device int* sequence_of_row [[buffer(8)]],
+    const device int* phases [[buffer(9)]], device bfloat* tails [[buffer(10)]], device bfloat* conv_out [[buffer(11)]],
+    device float2* gates [[buffer(12)]], uint2 tg [[threadgroup_position_in_grid]],
+    ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
   const uint row = tg.y;
-  const int head = int(tg.x) * 4 + int(sg);
+  const int head = int(tg.x) * kGroupHeads + int(sg);
   const int heads = 2 * p.key_heads + p.value_heads;
   if (head == heads) {
     for (int h = int(lane); h < p.value_heads; h += kLanes) {
@@ -159,11 +159,11 @@ kernel void gdn_conv(constant GdnParams& p [[buffer(0)]], const device bfloat* q
 //   Launch    grid (128/4, value heads, sequences), threadgroup 128 = 4 simdgroups, one column each.
 //   Moves     128 KiB of state a head once, whatever the number of rows; q and k rows are shared through the cache.
 //   Numerics  state, gates and sums fp32; q, k and v bf16.
-kernel void gdn_scan(constant GdnParams& p [[buffer(0)]], const device bfloat* conv_out [[buffer(1)]],
-                     const device float2* gates [[buffer(2)]], const device SequenceInfo* sequences [[buffer(3)]],
-                     device float* states [[buffer(4)]], device float* outputs [[buffer(5)]],
-                     uint3 tg [[threadgroup_position_in_grid]], ushort sg [[simdgroup_index_in_threadgroup]],
-                     ushort lane [[thread_index_in_simdgroup]]) {
+[[max_total_threads_per_threadgroup(kScanThreads)]] kernel void gdn_scan(
+    constant GdnParams& p [[buffer(0)]], const device bfloat* conv_out [[buffer(1)]],
+    const device float2* gates [[buffer(2)]], const device SequenceInfo* sequences [[buffer(3)]],
+    device float* states [[buffer(4)]], device float* outputs [[buffer(5)]], uint3 tg [[threadgroup_position_in_grid]],
+    ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
   const SequenceInfo seq = sequences[tg.z];
   const int head = int(tg.y);
   const int column = int(tg.x) * kScanColumns + int(sg);
@@ -197,11 +197,12 @@ kernel void gdn_scan(constant GdnParams& p [[buffer(0)]], const device bfloat* c
 // gdn_gated_norm: mixed = rmsnorm(outputs) * silu(z), per row and value head (prefill).
 //   outputs [R, Vw] f32   z [R, Vw] bf16   norm [128] f32   mixed [R, stride] bf16
 //   Launch    grid (ceil(Hv/4), R), threadgroup 128 = 4 simdgroups, one head each.
-kernel void gdn_gated_norm(constant GdnParams& p [[buffer(0)]], const device float* outputs [[buffer(1)]],
-                           const device bfloat* z [[buffer(2)]], const device float* norm [[buffer(3)]],
-                           device bfloat* mixed [[buffer(4)]], uint2 tg [[threadgroup_position_in_grid]],
-                           ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
-  const int head = int(tg.x) * 4 + int(sg);
+[[max_total_threads_per_threadgroup(kHeadThreads)]] kernel void gdn_gated_norm(
+    constant GdnParams& p [[buffer(0)]], const device float* outputs [[buffer(1)]],
+    const device bfloat* z [[buffer(2)]], const device float* norm [[buffer(3)]], device bfloat* mixed [[buffer(4)]],
+    uint2 tg [[threadgroup_position_in_grid]], ushort sg [[simdgroup_index_in_threadgroup]],
+    ushort lane [[thread_index_in_simdgroup]]) {
+  const int head = int(tg.x) * kGroupHeads + int(sg);
   if (head >= p.value_heads) return;
   const uint at = uint(head * kStateSize) + uint(lane) * 4;
   const uint in = tg.y * uint(p.value_heads * kStateSize) + at;

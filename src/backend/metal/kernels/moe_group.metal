@@ -2,18 +2,17 @@
 // threadgroups the grouped GEMMs need.
 #include "threadgroup_scan.h"
 
-constant constexpr int kGroupThreads = 1024;
-
 // moe_group_rows: histogram, prefix scan, block map and scatter of R * 8 assignments, and the shared expert's R rows
 // behind them.
 //   ids [R, 8]   sorted [R * 9]: pair numbers row * 9 + choice, by expert   blocks: see ExpertBlock
 //   groups [6]: threadgroups of experts_up_qmm (x, y, z) and of experts_down_qmm
 //   Launch    one threadgroup of 1024: 16 assignments a thread at 2,048 rows, some 20 us of one core a layer.
 //   Requires  experts <= 1024. The order of an expert's rows is arbitrary: no result depends on it.
-kernel void moe_group_rows(constant GroupParams& p [[buffer(0)]], const device int* ids [[buffer(1)]],
-                           device int* sorted [[buffer(2)]], device ExpertBlock* blocks [[buffer(3)]],
-                           device uint* groups [[buffer(4)]], uint thread_index [[thread_index_in_threadgroup]],
-                           ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
+[[max_total_threads_per_threadgroup(kGroupThreads)]] kernel void moe_group_rows(
+    constant GroupParams& p [[buffer(0)]], const device int* ids [[buffer(1)]], device int* sorted [[buffer(2)]],
+    device ExpertBlock* blocks [[buffer(3)]], device uint* groups [[buffer(4)]],
+    uint thread_index [[thread_index_in_threadgroup]], ushort sg [[simdgroup_index_in_threadgroup]],
+    ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup atomic_int counts[kMaxExperts];
   threadgroup int scratch[kLanes];
   const int me = int(thread_index);
@@ -54,11 +53,12 @@ kernel void moe_group_rows(constant GroupParams& p [[buffer(0)]], const device i
 // experts_combine: residual += sum_i weight_i * y_i + shared_gate * y_shared.
 //   y [R, 9, H] bf16   weights [R, 8]   shared_gate [R]   residual [R, H] f32
 //   Launch    grid (ceil(H/256), R), threadgroup 256: an element a thread. Moves 26 bytes an element.
-kernel void experts_combine(constant CombineParams& p [[buffer(0)]], const device bfloat* y [[buffer(1)]],
-                            const device float* weights [[buffer(2)]], const device float* shared_gate [[buffer(3)]],
-                            device float* residual [[buffer(4)]], uint2 tg [[threadgroup_position_in_grid]],
-                            uint thread_index [[thread_index_in_threadgroup]]) {
-  const int n = int(tg.x * 256 + thread_index);
+[[max_total_threads_per_threadgroup(kElementThreads)]] kernel void experts_combine(
+    constant CombineParams& p [[buffer(0)]], const device bfloat* y [[buffer(1)]],
+    const device float* weights [[buffer(2)]], const device float* shared_gate [[buffer(3)]],
+    device float* residual [[buffer(4)]], uint2 tg [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
+  const int n = int(tg.x) * kElementThreads + int(thread_index);
   if (n >= p.hidden) return;
   const device bfloat* in = y + tg.y * uint(kPairs * p.hidden) + uint(n);
   float sum = shared_gate[tg.y] * float(in[kTopExperts * p.hidden]);

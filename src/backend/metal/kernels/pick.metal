@@ -45,20 +45,21 @@ inline Logits logits_of(constant PickParams& p, const device float* logits, cons
 // pick_max: the largest logit of 4,096, ties to the lowest id.
 //   logits [heads, V] f32   counts [slots, V]   masks   parts [heads, slices]
 //   Launch    grid (slices, heads), threadgroup 256. Moves 4 V bytes a head, 6 V with penalties.
-kernel void pick_max(constant PickParams& p [[buffer(0)]], const device float* logits [[buffer(1)]],
-                     const device ushort* counts [[buffer(2)]], const device uint* masks [[buffer(3)]],
-                     const device HeadInfo* heads [[buffer(4)]], device SliceMax* parts [[buffer(5)]],
-                     uint2 tg [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
-                     ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
-  threadgroup float values[8];
-  threadgroup int tokens[8];
+[[max_total_threads_per_threadgroup(kElementThreads)]] kernel void pick_max(
+    constant PickParams& p [[buffer(0)]], const device float* logits [[buffer(1)]],
+    const device ushort* counts [[buffer(2)]], const device uint* masks [[buffer(3)]],
+    const device HeadInfo* heads [[buffer(4)]], device SliceMax* parts [[buffer(5)]],
+    uint2 tg [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+    ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
+  threadgroup float values[kElementThreads / kLanes];
+  threadgroup int tokens[kElementThreads / kLanes];
   const Logits l = logits_of(p, logits, counts, masks, heads, tg.y);
   const int end = min(int(tg.x + 1) * kPickSlice, p.vocab);
   float best = -INFINITY;
   int token = p.vocab;
   bool nan = false;
   if (l.head.pick != 0) {
-    for (int i = int(tg.x) * kPickSlice + int(thread_index); i < end; i += 256) {
+    for (int i = int(tg.x) * kPickSlice + int(thread_index); i < end; i += kElementThreads) {
       const float x = l.at(i);
       nan = nan || isnan(x);
       if (x > best) {
@@ -76,7 +77,7 @@ kernel void pick_max(constant PickParams& p [[buffer(0)]], const device float* l
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (thread_index != 0) return;
-  for (int s = 1; s < 8; ++s) {
+  for (int s = 1; s < kElementThreads / kLanes; ++s) {
     if (tokens[0] == kNotANumber) break;
     const bool better = values[s] > values[0] || (values[s] == values[0] && tokens[s] < tokens[0]);
     if (tokens[s] == kNotANumber || better) {
@@ -282,12 +283,12 @@ inline float draw_uniform(ulong seed, ulong position) {
 //   parts [heads, slices]   picked [heads]   last_tokens [slots]   the rest as in pick_max
 //   Launch    grid (heads), threadgroup 1024.
 //   Moves     greedy: 8 bytes a slice. Sampling: six or seven passes over the logits, about 1 MB each.
-kernel void pick_token(constant PickParams& p [[buffer(0)]], const device float* logits [[buffer(1)]],
-                       device ushort* counts [[buffer(2)]], const device uint* masks [[buffer(3)]],
-                       const device HeadInfo* heads [[buffer(4)]], const device SliceMax* parts [[buffer(5)]],
-                       device int* picked [[buffer(6)]], device int* last_tokens [[buffer(7)]],
-                       uint index [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
-                       ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
+[[max_total_threads_per_threadgroup(kPickThreads)]] kernel void pick_token(
+    constant PickParams& p [[buffer(0)]], const device float* logits [[buffer(1)]], device ushort* counts [[buffer(2)]],
+    const device uint* masks [[buffer(3)]], const device HeadInfo* heads [[buffer(4)]],
+    const device SliceMax* parts [[buffer(5)]], device int* picked [[buffer(6)]], device int* last_tokens [[buffer(7)]],
+    uint index [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
+    ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup atomic_int bins[2048];
   threadgroup uint keys[kPickCandidates];
   threadgroup int tokens[kPickCandidates];

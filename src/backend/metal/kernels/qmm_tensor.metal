@@ -76,8 +76,10 @@ template [[host_name("experts_down_qmm_32_tensor")]] [[kernel]] decltype(experts
 // tensor_layout_probe: where each lane's slots lie, as the system says: (row, column) of the left input [32][8],
 // then of the right one [32][16], then of the sums [32][16]; (-1, -1) for a slot that is not valid.
 //   Launch    grid (1), threadgroup 32.
-kernel void tensor_layout_probe(constant CombineParams& p [[buffer(0)]], device int2* places [[buffer(1)]],
-                                ushort lane [[thread_index_in_simdgroup]]) {
+[[max_total_threads_per_threadgroup(kLanes)]] kernel void tensor_layout_probe(constant CombineParams& p [[buffer(0)]],
+                                                                              device int2* places [[buffer(1)]],
+                                                                              ushort lane
+                                                                              [[thread_index_in_simdgroup]]) {
   constexpr auto kOperation = tile_operation();
   mpp::tensor_ops::matmul2d<kOperation, execution_simdgroup> op;
   auto left = op.template get_left_input_cooperative_tensor<bfloat, bfloat, float>();

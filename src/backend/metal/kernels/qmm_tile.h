@@ -41,11 +41,12 @@ inline void load_input_quarter(const device bfloat* row, int k, threadgroup bflo
 //   Moves     ceil(M/rows) * N * K * 0.5625 bytes of weights at worst, less what the caches keep.
 //   Numerics  weights and inputs rounded to bf16, fp32 sums in steps of 64.
 template <int kRows, typename Mma>
-[[kernel]] void affine_qmm(constant QmmParams& p [[buffer(0)]], const device bfloat* x [[buffer(1)]],
-                           const device uint* codes [[buffer(2)]], const device bfloat* scales [[buffer(3)]],
-                           const device bfloat* biases [[buffer(4)]], device bfloat* out [[buffer(5)]],
-                           uint2 tg [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
-                           ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(kTileThreads)]] void affine_qmm(
+    constant QmmParams& p [[buffer(0)]], const device bfloat* x [[buffer(1)]], const device uint* codes [[buffer(2)]],
+    const device bfloat* scales [[buffer(3)]], const device bfloat* biases [[buffer(4)]],
+    device bfloat* out [[buffer(5)]], uint2 tg [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], ushort sg [[simdgroup_index_in_threadgroup]],
+    ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup bfloat4 input_words[kRows * kTilePitch / 4];
   threadgroup bfloat4 weight_words[kTileN * kTilePitch / 4];
   threadgroup float stage[kRows * kTileN];
@@ -90,7 +91,7 @@ template <int kRows, typename Mma>
 //   x [R, K] bf16   sorted: pair numbers (row * 9 + choice) by expert   hidden [R, 8 W + Ws] bf16
 //   Launch    indirect: grid (ceil(max(W, Ws)/32), blocks), threadgroup 4 * rows threads.
 template <int kRows, typename Mma>
-[[kernel]] void experts_up_qmm(
+[[kernel, max_total_threads_per_threadgroup(kTileThreads)]] void experts_up_qmm(
     constant ExpertsParams& p [[buffer(0)]], const device bfloat* x [[buffer(1)]],
     const device int* sorted [[buffer(2)]], const device ExpertBlock* blocks [[buffer(3)]],
     const device uint* gate_codes [[buffer(4)]], const device bfloat* gate_scales [[buffer(5)]],
@@ -154,7 +155,7 @@ template <int kRows, typename Mma>
 //   hidden [R, 8 W + Ws] bf16   sorted, blocks as above   y [R, 9, N] bf16
 //   Launch    indirect: grid (ceil(N/64), blocks), threadgroup 4 * rows threads.
 template <int kRows, typename Mma>
-[[kernel]] void experts_down_qmm(
+[[kernel, max_total_threads_per_threadgroup(kTileThreads)]] void experts_down_qmm(
     constant ExpertsParams& p [[buffer(0)]], const device bfloat* hidden [[buffer(1)]],
     const device int* sorted [[buffer(2)]], const device ExpertBlock* blocks [[buffer(3)]],
     const device uint* down_codes [[buffer(4)]], const device bfloat* down_scales [[buffer(5)]],

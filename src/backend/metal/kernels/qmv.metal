@@ -6,11 +6,12 @@
 //   embedding [vocab, K]      residual [R, K] f32
 //   Launch    grid (K/256 rounded up, R), threadgroup 32: a lane expands eight values.
 //   Moves     R * (K * 0.5625 + 4 K) bytes.
-kernel void embed_rows(constant EmbedParams& p [[buffer(0)]], const device uint* codes [[buffer(1)]],
-                       const device bfloat* scales [[buffer(2)]], const device bfloat* biases [[buffer(3)]],
-                       const device RowInfo* rows [[buffer(4)]], const device int* last_tokens [[buffer(5)]],
-                       device float* residual [[buffer(6)]], uint2 tg [[threadgroup_position_in_grid]],
-                       ushort lane [[thread_index_in_simdgroup]]) {
+[[max_total_threads_per_threadgroup(kLanes)]] kernel void embed_rows(
+    constant EmbedParams& p [[buffer(0)]], const device uint* codes [[buffer(1)]],
+    const device bfloat* scales [[buffer(2)]], const device bfloat* biases [[buffer(3)]],
+    const device RowInfo* rows [[buffer(4)]], const device int* last_tokens [[buffer(5)]],
+    device float* residual [[buffer(6)]], uint2 tg [[threadgroup_position_in_grid]],
+    ushort lane [[thread_index_in_simdgroup]]) {
   const RowInfo row = rows[tg.y];
   const int k = (int(tg.x) * kLanes + int(lane)) * 8;
   if (k >= p.matrix.k) return;
@@ -30,18 +31,18 @@ kernel void embed_rows(constant EmbedParams& p [[buffer(0)]], const device uint*
 //   Requires  H % 64 == 0; codes 8-byte aligned.
 //   Moves     sum n_i * H * 0.5625 bytes of weights a row (4 bits, group 64); bandwidth-bound.
 //   Numerics  y = (sum w * (x * norm)) / rms: the division moves behind the sum.
-kernel void rmsnorm_qmv(constant RmsnormQmvParams& p [[buffer(0)]], const device float* x [[buffer(1)]],
-                        const device float* norm [[buffer(2)]], const device int* row_list [[buffer(3)]],
-                        const device uint* codes0 [[buffer(4)]], const device bfloat* scales0 [[buffer(5)]],
-                        const device bfloat* biases0 [[buffer(6)]], const device uint* codes1 [[buffer(7)]],
-                        const device bfloat* scales1 [[buffer(8)]], const device bfloat* biases1 [[buffer(9)]],
-                        const device uint* codes2 [[buffer(10)]], const device bfloat* scales2 [[buffer(11)]],
-                        const device bfloat* biases2 [[buffer(12)]], const device uint* codes3 [[buffer(13)]],
-                        const device bfloat* scales3 [[buffer(14)]], const device bfloat* biases3 [[buffer(15)]],
-                        device bfloat* out0 [[buffer(16)]], device bfloat* out1 [[buffer(17)]],
-                        device bfloat* out2 [[buffer(18)]], device bfloat* out3 [[buffer(19)]],
-                        device bfloat* normed [[buffer(20)]], uint2 tg [[threadgroup_position_in_grid]],
-                        ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
+[[max_total_threads_per_threadgroup(kQmvThreads)]] kernel void rmsnorm_qmv(
+    constant RmsnormQmvParams& p [[buffer(0)]], const device float* x [[buffer(1)]],
+    const device float* norm [[buffer(2)]], const device int* row_list [[buffer(3)]],
+    const device uint* codes0 [[buffer(4)]], const device bfloat* scales0 [[buffer(5)]],
+    const device bfloat* biases0 [[buffer(6)]], const device uint* codes1 [[buffer(7)]],
+    const device bfloat* scales1 [[buffer(8)]], const device bfloat* biases1 [[buffer(9)]],
+    const device uint* codes2 [[buffer(10)]], const device bfloat* scales2 [[buffer(11)]],
+    const device bfloat* biases2 [[buffer(12)]], const device uint* codes3 [[buffer(13)]],
+    const device bfloat* scales3 [[buffer(14)]], const device bfloat* biases3 [[buffer(15)]],
+    device bfloat* out0 [[buffer(16)]], device bfloat* out1 [[buffer(17)]], device bfloat* out2 [[buffer(18)]],
+    device bfloat* out3 [[buffer(19)]], device bfloat* normed [[buffer(20)]], uint2 tg [[threadgroup_position_in_grid]],
+    ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
   const uint row = kGatherRows ? uint(row_list[tg.y]) : tg.y;
   NormedInput input = {x + row * uint(p.hidden), norm, 0.0f};
 
@@ -101,11 +102,11 @@ kernel void rmsnorm_qmv(constant RmsnormQmvParams& p [[buffer(0)]], const device
 //   x [R, stride] bf16   w [N, K]   residual [R, N] f32
 //   Launch    grid (ceil(N/8), R), threadgroup 64 = 2 simdgroups, 4 rows each.
 //   Moves     N * K * 0.5625 + 2 K + 8 N bytes a row.
-kernel void qmv_residual(constant QmvParams& p [[buffer(0)]], const device bfloat* x [[buffer(1)]],
-                         const device uint* codes [[buffer(2)]], const device bfloat* scales [[buffer(3)]],
-                         const device bfloat* biases [[buffer(4)]], device float* residual [[buffer(5)]],
-                         uint2 tg [[threadgroup_position_in_grid]], ushort sg [[simdgroup_index_in_threadgroup]],
-                         ushort lane [[thread_index_in_simdgroup]]) {
+[[max_total_threads_per_threadgroup(kQmvThreads)]] kernel void qmv_residual(
+    constant QmvParams& p [[buffer(0)]], const device bfloat* x [[buffer(1)]], const device uint* codes [[buffer(2)]],
+    const device bfloat* scales [[buffer(3)]], const device bfloat* biases [[buffer(4)]],
+    device float* residual [[buffer(5)]], uint2 tg [[threadgroup_position_in_grid]],
+    ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
   const Matrix m = {codes, scales, biases, p.matrix};
   PlainInput input = {x + tg.y * uint(p.in_stride)};
   const int row0 = int(tg.x) * kQmvGroupRows + int(sg) * kQmvRows;
@@ -119,13 +120,13 @@ kernel void qmv_residual(constant QmvParams& p [[buffer(0)]], const device bfloa
 
 // qmv_thread_residual: the same product with one thread an output: the control of the `row-parallel` ablation.
 //   Launch    grid (ceil(N/64), R), threadgroup 64. Neighbouring lanes read rows that lie K/2 bytes apart.
-kernel void qmv_thread_residual(constant QmvParams& p [[buffer(0)]], const device bfloat* x [[buffer(1)]],
-                                const device uint* codes [[buffer(2)]], const device bfloat* scales [[buffer(3)]],
-                                const device bfloat* biases [[buffer(4)]], device float* residual [[buffer(5)]],
-                                uint2 tg [[threadgroup_position_in_grid]],
-                                uint thread_index [[thread_index_in_threadgroup]]) {
+[[max_total_threads_per_threadgroup(kQmvThreads)]] kernel void qmv_thread_residual(
+    constant QmvParams& p [[buffer(0)]], const device bfloat* x [[buffer(1)]], const device uint* codes [[buffer(2)]],
+    const device bfloat* scales [[buffer(3)]], const device bfloat* biases [[buffer(4)]],
+    device float* residual [[buffer(5)]], uint2 tg [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
   const Matrix m = {codes, scales, biases, p.matrix};
-  const int row = int(tg.x) * 64 + int(thread_index);
+  const int row = int(tg.x) * kQmvThreads + int(thread_index);
   if (row >= p.matrix.n) return;
   const device bfloat* in = x + tg.y * uint(p.in_stride);
   float y = 0;
