@@ -32,6 +32,8 @@ CALLA_CONSTANT int kQmvSimdgroups = 2;
 CALLA_CONSTANT int kQmvRows = 4;
 CALLA_CONSTANT int kQmvGroupRows = kQmvSimdgroups * kQmvRows;
 CALLA_CONSTANT int kQmvThreads = kQmvSimdgroups * kLanes;
+CALLA_CONSTANT int kNormedRows = 8;  // rmsnorm_qmv
+CALLA_CONSTANT int kNormedGroupRows = kQmvSimdgroups * kNormedRows;
 
 // GEMM tile: rows 16 or 32 (two simdgroups for each 16 rows), 64 outputs, 64 inputs a step: one quantisation group.
 CALLA_CONSTANT int kTileN = 64;

@@ -30,7 +30,7 @@ void MetalBackend::head() {
   arguments[5] = constant(m.biases);
   for (size_t i = 16; i < 20; ++i) arguments[i] = constant(step().logits);  // outputs that are not there
   arguments[15] = writes(step().logits);
-  const auto groups = static_cast<size_t>((m.shape.n + mtl::kQmvGroupRows - 1) / mtl::kQmvGroupRows);
+  const auto groups = static_cast<size_t>((m.shape.n + mtl::kNormedGroupRows - 1) / mtl::kNormedGroupRows);
   encoder_.dispatch(*plan_.head, params, arguments, {groups, static_cast<size_t>(head_count_)}, mtl::kQmvThreads,
                     m.weights() * head_count_);
 }

@@ -37,7 +37,7 @@ void MetalBackend::project(const Kernel& qmv, const BufferSpan& norm, std::span<
     arguments[4 + 3 * i] = constant(m.scales);
     arguments[5 + 3 * i] = constant(m.biases);
     arguments[15 + i] = writes(outputs[i].out);
-    groups += (m.shape.n + mtl::kQmvGroupRows - 1) / mtl::kQmvGroupRows;
+    groups += (m.shape.n + mtl::kNormedGroupRows - 1) / mtl::kNormedGroupRows;
     work += m.weights() * rows_;
   }
   arguments[19] = keep_normed ? writes(normed) : constant(outputs[0].out);

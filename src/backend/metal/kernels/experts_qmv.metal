@@ -26,12 +26,15 @@
         id = j * kLanes + int(lane);
       }
     }
-    const float value = simd_max(best);
+    float value = simd_max(best);
     int chosen = simd_min(best == value ? id : p.experts);
-    if (chosen == p.experts) chosen = i;  // only NaN logits come here; the NaN shows in the weights
+    if (chosen == p.experts) {  // nothing above -inf is left: NaN logits, which must show in the weights
+      chosen = i;
+      value = NAN;
+    }
     if (chosen % kLanes == int(lane)) taken |= 1u << (chosen / kLanes);
     if (i == 0) top = value;
-    const float e = precise::exp(l[chosen] - top);
+    const float e = precise::exp(value - top);
     sum += e;
     if (int(lane) == i) {
       mine = e;
@@ -80,6 +83,7 @@
     dot_rows_of<kQmvRows, 2>(kBits0, m, row0, input, lane, sums);
   }
   device bfloat* out = hidden + row * uint(p.out_stride) + uint(pair * p.expert.n);
+#pragma unroll
   for (int r = 0; r < kQmvRows; ++r) {
     const float g = simd_sum(sums[r]);
     const float u = simd_sum(sums[kQmvRows + r]);
@@ -112,6 +116,7 @@
     float sums[kQmvRows] = {0, 0, 0, 0};
     dot_rows_of<kQmvRows, 1>(kBits0, &m, row0, input, lane, sums);
     const float weight = weights[row * uint(kTopExperts) + uint(pair)];
+#pragma unroll
     for (int r = 0; r < kQmvRows; ++r) total[r] += weight * sums[r];
     input.x += p.expert.k;
   }
@@ -119,6 +124,7 @@
   float sums[kQmvRows] = {0, 0, 0, 0};
   dot_rows_of<kQmvRows, 1>(kBits1, &shared, row0, input, lane, sums);
   const float weight = shared_gate[row];
+#pragma unroll
   for (int r = 0; r < kQmvRows; ++r) {
     const float y = simd_sum(total[r] + weight * sums[r]);
     if (lane == 0 && row0 + r < p.expert.n) residual[row * uint(p.out_stride) + uint(row0 + r)] += y;
@@ -151,6 +157,7 @@
     m = expert_of(m, kBits0, ids[row * uint(kTopExperts) + uint(pair)]);
     dot_rows_of<kQmvRows, 1>(kBits0, &m, row0, input, lane, sums);
   }
+#pragma unroll
   for (int r = 0; r < kQmvRows; ++r) {
     const float y = simd_sum(sums[r]);
     if (lane == 0 && row0 + r < width) out[tg.y * uint(p.out_stride) + uint(row0 + r)] = bfloat(y);

@@ -1,4 +1,4 @@
-// Row-parallel GEMV for the dense matrices (decode): a simdgroup works on four outputs together, its lanes read
+// Row-parallel GEMV for the dense matrices (decode): a simdgroup works on four or eight outputs together, its lanes read
 // neighbouring parts of each weight row.
 #include "quantized.h"
 
@@ -21,13 +21,15 @@
   float w[8];
   dequantise8(m, kBits0, token, k, w);
   device float* out = residual + tg.y * uint(p.matrix.k) + uint(k);
+#pragma unroll
   for (int i = 0; i < 8; ++i) out[i] = w[i];
 }
 
 // rmsnorm_qmv: RMSNorm, then up to four matrices over the same input, each with its own output.
 //   x [R, H] f32   norm [H] f32   w_i [n_i, H] affine or bf16   out_i [R, n_i] bf16 or f32   normed [R, H] bf16
 //   Used for  the input projections of both mixers, the router with the shared expert's gate, and lm_head.
-//   Launch    grid (sum of ceil(n_i / 8), plus one with kWriteNormed; rows), threadgroup 64 = 2 simdgroups of 4 rows.
+//   Launch    grid (sum of ceil(n_i / 16), plus one with kWriteNormed; rows), threadgroup 64 = 2 simdgroups of 8 rows:
+//             x and norm are 8 bytes an element, four times a bf16 input, so twice the rows share each load.
 //   Requires  H % 64 == 0; codes 8-byte aligned.
 //   Moves     sum n_i * H * 0.5625 bytes of weights a row (4 bits, group 64); bandwidth-bound.
 //   Numerics  y = (sum w * (x * norm)) / rms: the division moves behind the sum.
@@ -49,7 +51,7 @@
   int which = 0;
   int block = int(tg.x);
   for (; which < 4; ++which) {
-    const int blocks = (p.matrix[which].n + kQmvGroupRows - 1) / kQmvGroupRows;
+    const int blocks = (p.matrix[which].n + kNormedGroupRows - 1) / kNormedGroupRows;
     if (block < blocks) break;
     block -= blocks;
   }
@@ -81,11 +83,12 @@
     out = out3, bits = kBits3;
   }
 
-  const int row0 = block * kQmvGroupRows + int(sg) * kQmvRows;
-  float sums[kQmvRows] = {0, 0, 0, 0};
-  dot_rows_of<kQmvRows, 1>(bits, &m, row0, input, lane, sums);
+  const int row0 = block * kNormedGroupRows + int(sg) * kNormedRows;
+  float sums[kNormedRows] = {0, 0, 0, 0, 0, 0, 0, 0};
+  dot_rows_of<kNormedRows, 1>(bits, &m, row0, input, lane, sums);
   const float scale = rsqrt(simd_sum(input.sum_squares) / float(p.hidden) + p.eps);
-  for (int r = 0; r < kQmvRows; ++r) {
+#pragma unroll
+  for (int r = 0; r < kNormedRows; ++r) {
     const float y = simd_sum(sums[r]) * scale;
     if (lane == 0 && row0 + r < m.shape.n) {
       const uint at = tg.y * uint(m.shape.n) + uint(row0 + r);
@@ -112,6 +115,7 @@
   const int row0 = int(tg.x) * kQmvGroupRows + int(sg) * kQmvRows;
   float sums[kQmvRows] = {0, 0, 0, 0};
   dot_rows_of<kQmvRows, 1>(kBits0, &m, row0, input, lane, sums);
+#pragma unroll
   for (int r = 0; r < kQmvRows; ++r) {
     const float y = simd_sum(sums[r]);
     if (lane == 0 && row0 + r < m.shape.n) residual[tg.y * uint(p.out_stride) + uint(row0 + r)] += y;
@@ -133,6 +137,7 @@
   for (int k = 0; k < p.matrix.k; k += 8) {
     float w[8];
     dequantise8(m, kBits0, row, k, w);
+#pragma unroll
     for (int i = 0; i < 8; ++i) y += w[i] * float(in[k + i]);
   }
   residual[tg.y * uint(p.out_stride) + uint(row)] += y;
