@@ -50,6 +50,14 @@ inline float delta_rule(thread float4& s, float4 k, float4 q, float v, float2 ga
   const int ratio = p.value_heads / p.key_heads;
   const int key_width = p.key_heads * kStateSize;
 
+  // The state is asked for first: it is nearly all that this kernel reads, and comes while the convolution runs.
+  constexpr int kColumns = kStateSize / kGdnStepSimdgroups;
+  const int column0 = int(sg) * kColumns;
+  device float4* state = (device float4*)(states + state_base(p, seq.slot, head) + uint(column0 * kStateSize)) + lane;
+  float4 s[kColumns];
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) s[c] = state[c * kStateSize / 4];
+
   if (thread_index < uint(3 * kStateSize)) {
     const int part = int(thread_index) / kStateSize;
     const int i = int(thread_index) % kStateSize;
@@ -78,15 +86,11 @@ inline float delta_rule(thread float4& s, float4 k, float4 q, float v, float2 ga
   const uint gate_at = row * uint(p.value_heads) + uint(head);
   const float2 gates = gates_of(a[gate_at], b[gate_at], a_log[head], dt_bias[head]);
 
-  constexpr int kColumns = kStateSize / kGdnStepSimdgroups;
-  device float* state = states + state_base(p, seq.slot, head);
+#pragma unroll
   for (int c = 0; c < kColumns; ++c) {
-    const int column = int(sg) * kColumns + c;
-    device float4* at = (device float4*)(state + column * kStateSize) + lane;
-    float4 s = *at;
-    const float o = delta_rule(s, k, q, channels[2 * kStateSize + column], gates);
-    *at = s;
-    if (lane == 0) outputs[column] = o;
+    const float o = delta_rule(s[c], k, q, channels[2 * kStateSize + column0 + c], gates);
+    state[c * kStateSize / 4] = s[c];
+    if (lane == 0) outputs[column0 + c] = o;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -134,11 +138,13 @@ inline float delta_rule(thread float4& s, float4 k, float4 q, float v, float2 ga
   const device bfloat* first = qkv + uint(seq.first_row) * uint(p.conv_width) + uint(channel);
 
   float4 x[kTaps];  // the rows local - 3 .. local
+#pragma unroll
   for (int j = 0; j < kTaps; ++j) {
     const int at = local - (kTaps - 1) + j;
     x[j] = at >= 0 ? load4(first + at * p.conv_width) : load4(old_tail + (at + kTaps - 1) * p.conv_width);
   }
   float4 y;
+#pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float4 w = load4(conv + (channel + i) * kTaps);
     y[i] = silu(w.x * x[0][i] + w.y * x[1][i] + w.z * x[2][i] + w.w * x[3][i]);
@@ -150,6 +156,7 @@ inline float delta_rule(thread float4& s, float4 k, float4 q, float v, float2 ga
   store4(conv_out + row * uint(p.conv_width) + uint(channel), y);
   if (local == seq.rows - 1) {
     device bfloat* new_tail = tails + tail_base(p, seq.slot, 1 - phase) + channel;
+#pragma unroll
     for (int j = 1; j < kTaps; ++j) store4(new_tail + (j - 1) * p.conv_width, x[j]);
   }
 }
