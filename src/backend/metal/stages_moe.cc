@@ -178,7 +178,8 @@ void MetalBackend::combine() {
   encoder_.dispatch(*kernels_.experts_combine, mtl::CombineParams{shape_.hidden},
                     {reads(scratch_.pair_out), reads(slot(Slot::kExpertWeights)), reads(slot(Slot::kSharedGate)),
                      updates(slot(Slot::kResidual))},
-                    {ceil_div(shape_.hidden, mtl::kElementThreads), static_cast<size_t>(rows_)}, mtl::kElementThreads);
+                    {ceil_div(shape_.hidden, 4 * mtl::kElementThreads), static_cast<size_t>(rows_)},
+                    mtl::kElementThreads);
 }
 
 // Controls of `fused-chains`: gate, up and SwiGLU, down and sum as kernels of their own.

@@ -85,7 +85,7 @@ inline Logits logits_of(constant PickParams& p, const device float* logits, cons
       tokens[0] = tokens[s];
     }
   }
-  parts[tg.y * uint(p.slices) + tg.x] = {values[0], tokens[0] == p.vocab ? kNoToken : tokens[0]};
+  parts[tg.y * uint(p.slices) + tg.x] = SliceMax{values[0], tokens[0] == p.vocab ? kNoToken : tokens[0]};
 }
 
 // What one thread of pick_token knows of the distribution, and its place in the threadgroup.

@@ -6,7 +6,9 @@ struct SimdgroupMma {
   simdgroup_matrix<float, 8, 8> sums[2][4];
 
   void clear() {
+#pragma unroll
     for (int i = 0; i < 2; ++i) {
+#pragma unroll
       for (int j = 0; j < 4; ++j) sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     }
   }
@@ -14,16 +16,21 @@ struct SimdgroupMma {
     for (int k = 0; k < kTileK; k += 8) {
       simdgroup_matrix<bfloat, 8, 8> left[2];
       simdgroup_matrix<bfloat, 8, 8> right;
+#pragma unroll
       for (int i = 0; i < 2; ++i) simdgroup_load(left[i], a + i * 8 * kTilePitch + k, kTilePitch);
+#pragma unroll
       for (int j = 0; j < 4; ++j) {
         simdgroup_load(right, w + j * 8 * kTilePitch + k, kTilePitch, ulong2(0, 0), true);
+#pragma unroll
         for (int i = 0; i < 2; ++i) simdgroup_multiply_accumulate(sums[i][j], left[i], right, sums[i][j]);
       }
     }
   }
-  void store(threadgroup float* stage, ushort) {
+  void store(threadgroup float* out, ushort) {
+#pragma unroll
     for (int i = 0; i < 2; ++i) {
-      for (int j = 0; j < 4; ++j) simdgroup_store(sums[i][j], stage + i * 8 * kTileN + j * 8, kTileN);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) simdgroup_store(sums[i][j], out + i * 8 * kTileN + j * 8, kTileN);
     }
   }
 };

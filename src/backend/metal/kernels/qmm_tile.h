@@ -6,20 +6,22 @@
 //
 // The multiplication itself is a type, so that the same kernels exist with simdgroup matrices (qmm.metal) and with
 // Metal 4 tensor operations (qmm_tensor.metal):
-//   void clear(); void step(a, w): += a [16][64] x w [32][64]^T; void store(stage): 16 x 32 floats, pitch kTileN.
+//   void clear(); void step(a, w): += a [16][64] x w [32][64]^T; void store(out): 16 x 32 floats, pitch kTileN.
 #include "quantized.h"
 
-constexpr int tile_threads(int rows) { return rows * 4; }
+constexpr int tile_threads(int rows) { return kTileThreads * rows / 32; }
 
-// 64 weight rows x 64 inputs, expanded. Rows beyond n become zero.
-inline void load_weight_tile(Matrix m, int bits, int row0, int rows, int k, threadgroup bfloat* tile, int tile_row0,
-                             int thread_index, int threads) {
-  for (int chunk = thread_index; chunk < rows * (kTileK / 8); chunk += threads) {
+// 32 weight rows x 64 inputs, expanded. Rows beyond n become zero.
+template <int kRows>
+void load_weights(Matrix m, int bits, int row0, int k, threadgroup bfloat* tile, int thread_index) {
+#pragma unroll
+  for (int i = 0; i < kTileN / 2 * kTileK / 8 / tile_threads(kRows); ++i) {
+    const int chunk = i * tile_threads(kRows) + thread_index;
     const int row = chunk / (kTileK / 8);
     const int column = chunk % (kTileK / 8) * 8;
     float w[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     if (row0 + row < m.shape.n) dequantise8(m, bits, row0 + row, k + column, w);
-    threadgroup bfloat4* out = (threadgroup bfloat4*)(tile + (tile_row0 + row) * kTilePitch + column);
+    threadgroup bfloat4* out = (threadgroup bfloat4*)(tile + row * kTilePitch + column);
     out[0] = bfloat4(float4(w[0], w[1], w[2], w[3]));
     out[1] = bfloat4(float4(w[4], w[5], w[6], w[7]));
   }
@@ -29,9 +31,38 @@ inline void load_weight_tile(Matrix m, int bits, int row0, int rows, int k, thre
 inline void load_input_quarter(const device bfloat* row, int k, threadgroup bfloat* tile, int thread_index) {
   const int column = thread_index % 4 * 16;
   threadgroup bfloat4* out = (threadgroup bfloat4*)(tile + thread_index / 4 * kTilePitch + column);
+#pragma unroll
   for (int i = 0; i < 4; ++i) {
     out[i] = row ? *((const device bfloat4*)(row + k + column) + i) : bfloat4(float4(0));
   }
+}
+
+// The tile's products: 16 or 32 input rows (a quarter of a row a thread, from `in`) times 64 weight rows, 32 of `upper`
+// and 32 of `lower`, over all of K. Returns them as [rows][kTileN] fp32, where the weights were: a tile that keeps no
+// memory of its own for them lets more threadgroups share a core. Called by all threads.
+template <int kRows, typename Mma>
+threadgroup float* multiply(const device bfloat* in, Matrix upper, int upper_row, Matrix lower, int lower_row, int bits,
+                            threadgroup bfloat4* input_words, threadgroup bfloat4* weight_words, int thread_index,
+                            ushort sg, ushort lane) {
+  static_assert(kRows * kTileN * sizeof(float) <= kTileN * kTilePitch * sizeof(bfloat), "the sums fit");
+  threadgroup bfloat* input = (threadgroup bfloat*)input_words;
+  threadgroup bfloat* weight = (threadgroup bfloat*)weight_words;
+  threadgroup float* sums = (threadgroup float*)weight_words;
+  const int sub_row = int(sg) / 2 * 16;
+  const int sub_n = int(sg) % 2 * 32;
+  Mma mma;
+  mma.clear();
+  for (int k = 0; k < upper.shape.k; k += kTileK) {
+    load_input_quarter(in, k, input, thread_index);
+    load_weights<kRows>(upper, bits, upper_row, k, weight, thread_index);
+    load_weights<kRows>(lower, bits, lower_row, k, weight + kTileN / 2 * kTilePitch, thread_index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    mma.step(input + sub_row * kTilePitch, weight + sub_n * kTilePitch, lane);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  mma.store(sums + sub_row * kTileN + sub_n, lane);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  return sums;
 }
 
 // affine_qmm: out[m][n] = sum_k w[n,k] * x[m,k] for the dense matrices.
@@ -49,39 +80,25 @@ template <int kRows, typename Mma>
     ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup bfloat4 input_words[kRows * kTilePitch / 4];
   threadgroup bfloat4 weight_words[kTileN * kTilePitch / 4];
-  threadgroup float stage[kRows * kTileN];
-  threadgroup bfloat* input = (threadgroup bfloat*)input_words;
-  threadgroup bfloat* weight = (threadgroup bfloat*)weight_words;
   const Matrix m = {codes, scales, biases, p.matrix};
   const int row0 = int(tg.y) * kRows;
   const int n0 = int(tg.x) * kTileN;
-  const int sub_row = int(sg) / 2 * 16;
-  const int sub_n = int(sg) % 2 * 32;
   const int my_row = row0 + int(thread_index) / 4;
   const device bfloat* in = my_row < p.rows ? x + uint(my_row) * uint(p.in_stride) : nullptr;
 
-  Mma mma;
-  mma.clear();
-  for (int k = 0; k < p.matrix.k; k += kTileK) {
-    load_input_quarter(in, k, input, int(thread_index));
-    load_weight_tile(m, kBits0, n0, kTileN, k, weight, 0, int(thread_index), tile_threads(kRows));
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    mma.step(input + sub_row * kTilePitch, weight + sub_n * kTilePitch, lane);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-  }
-  mma.store(stage + sub_row * kTileN + sub_n, lane);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const threadgroup float* sums = multiply<kRows, Mma>(in, m, n0, m, n0 + kTileN / 2, kBits0, input_words, weight_words,
+                                                       int(thread_index), sg, lane);
   for (int i = int(thread_index); i < kRows * kTileN; i += tile_threads(kRows)) {
     const int row = row0 + i / kTileN;
     const int n = n0 + i % kTileN;
     if (row >= p.rows || n >= p.matrix.n) continue;
     const uint at = uint(row) * uint(p.out_stride) + uint(n);
     if (kOutput == 0) {
-      out[at] = bfloat(stage[i]);
+      out[at] = bfloat(sums[i]);
     } else if (kOutput == 1) {
-      ((device float*)out)[at] = stage[i];
+      ((device float*)out)[at] = sums[i];
     } else {
-      ((device float*)out)[at] += stage[i];
+      ((device float*)out)[at] += sums[i];
     }
   }
 }
@@ -105,9 +122,6 @@ template <int kRows, typename Mma>
     ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup bfloat4 input_words[kRows * kTilePitch / 4];
   threadgroup bfloat4 weight_words[kTileN * kTilePitch / 4];
-  threadgroup float stage[kRows * kTileN];
-  threadgroup bfloat* input = (threadgroup bfloat*)input_words;
-  threadgroup bfloat* weight = (threadgroup bfloat*)weight_words;
   const ExpertBlock block = blocks[tg.y];
   const bool shared = block.expert == p.experts;
   const int width = shared ? p.shared.n : p.expert.n;
@@ -122,31 +136,19 @@ template <int kRows, typename Mma>
     up = expert_of({up_codes, up_scales, up_biases, p.expert}, kBits0, block.expert);
   }
   const int bits = shared ? kBits1 : kBits0;
-  const int sub_row = int(sg) / 2 * 16;
-  const int sub_n = int(sg) % 2 * 32;
   const int my_row = int(thread_index) / 4;
   const device bfloat* in =
       my_row < block.count ? x + uint(sorted[block.first + my_row] / kPairs) * uint(p.in_stride) : nullptr;
 
-  Mma mma;
-  mma.clear();
-  for (int k = 0; k < gate.shape.k; k += kTileK) {
-    load_input_quarter(in, k, input, int(thread_index));
-    load_weight_tile(gate, bits, n0, kTileN / 2, k, weight, 0, int(thread_index), tile_threads(kRows));
-    load_weight_tile(up, bits, n0, kTileN / 2, k, weight, kTileN / 2, int(thread_index), tile_threads(kRows));
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    mma.step(input + sub_row * kTilePitch, weight + sub_n * kTilePitch, lane);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-  }
-  mma.store(stage + sub_row * kTileN + sub_n, lane);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const threadgroup float* sums =
+      multiply<kRows, Mma>(in, gate, n0, up, n0, bits, input_words, weight_words, int(thread_index), sg, lane);
   for (int i = int(thread_index); i < kRows * kTileN / 2; i += tile_threads(kRows)) {
     const int row = i / (kTileN / 2);
     const int n = i % (kTileN / 2);
     if (row >= block.count || n0 + n >= width) continue;
     const int pair = sorted[block.first + row];
-    const float g = stage[row * kTileN + n];
-    const float u = stage[row * kTileN + kTileN / 2 + n];
+    const float g = sums[row * kTileN + n];
+    const float u = sums[row * kTileN + kTileN / 2 + n];
     hidden[uint(pair / kPairs) * uint(p.out_stride) + uint(pair % kPairs * p.expert.n + n0 + n)] = bfloat(silu(g) * u);
   }
 }
@@ -166,9 +168,6 @@ template <int kRows, typename Mma>
     ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup bfloat4 input_words[kRows * kTilePitch / 4];
   threadgroup bfloat4 weight_words[kTileN * kTilePitch / 4];
-  threadgroup float stage[kRows * kTileN];
-  threadgroup bfloat* input = (threadgroup bfloat*)input_words;
-  threadgroup bfloat* weight = (threadgroup bfloat*)weight_words;
   const ExpertBlock block = blocks[tg.y];
   const bool shared = block.expert == p.experts;
   const int n0 = int(tg.x) * kTileN;
@@ -179,8 +178,6 @@ template <int kRows, typename Mma>
     down = expert_of({down_codes, down_scales, down_biases, p.expert}, kBits0, block.expert);
   }
   const int bits = shared ? kBits1 : kBits0;
-  const int sub_row = int(sg) / 2 * 16;
-  const int sub_n = int(sg) % 2 * 32;
   const int my_row = int(thread_index) / 4;
   const device bfloat* in = nullptr;
   if (my_row < block.count) {
@@ -188,21 +185,12 @@ template <int kRows, typename Mma>
     in = hidden + uint(pair / kPairs) * uint(p.in_stride) + uint(pair % kPairs * p.expert.k);
   }
 
-  Mma mma;
-  mma.clear();
-  for (int k = 0; k < down.shape.k; k += kTileK) {
-    load_input_quarter(in, k, input, int(thread_index));
-    load_weight_tile(down, bits, n0, kTileN, k, weight, 0, int(thread_index), tile_threads(kRows));
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    mma.step(input + sub_row * kTilePitch, weight + sub_n * kTilePitch, lane);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-  }
-  mma.store(stage + sub_row * kTileN + sub_n, lane);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const threadgroup float* sums = multiply<kRows, Mma>(in, down, n0, down, n0 + kTileN / 2, bits, input_words,
+                                                       weight_words, int(thread_index), sg, lane);
   for (int i = int(thread_index); i < kRows * kTileN; i += tile_threads(kRows)) {
     const int row = i / kTileN;
     const int n = i % kTileN;
     if (row >= block.count || n0 + n >= p.expert.n) continue;
-    y[uint(sorted[block.first + row]) * uint(p.out_stride) + uint(n0 + n)] = bfloat(stage[i]);
+    y[uint(sorted[block.first + row]) * uint(p.out_stride) + uint(n0 + n)] = bfloat(sums[i]);
   }
 }
