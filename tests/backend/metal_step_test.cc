@@ -101,6 +101,53 @@ std::vector<TokenId> generate(Backend& backend, const ModelShape& shape, int cou
   return picked;
 }
 
+// Weights of one and of nothing: every sum is exact, and ids alone decide what is kept and drawn.
+TEST(MetalPick, TiedTokensAreKeptAndDrawnInOrderOfIds) {
+  const MetalDevice device;
+  const RandomModel model(tiny_shape(2), 23);
+  const ModelShape& shape = model.shape();
+  ASSERT_GT(shape.vocab, 3000);
+  MetalBackend metal(shape, model.weights(), small_options());
+  metal.allocate_state({1, 1});
+  metal.clear_recurrent(0);
+  const std::array<int32_t, 1> pages = {0};
+  const std::array sequences = {SequenceRows{0, pages, 0, 1}};
+  const std::array<TokenId, 1> tokens = {0};
+  int different = 0;
+  TokenId first = -1;
+  for (const int tied : {1, 3, 700, 1024, 1025, 3000}) {
+    std::vector<float> logits(shape.vocab, -500.0f);
+    for (int i = 0; i < tied; ++i) logits[shape.vocab - 1 - i * (shape.vocab / tied)] = 2.0f;
+    for (const int top_k : {0, 1, 2, 20, 1023, 1500}) {
+      for (const float top_p : {1.0f, 0.5f}) {
+        HeadRow head;
+        head.pick = true;
+        head.sampling.temperature = 1;
+        head.sampling.top_k = top_k;
+        head.sampling.top_p = top_p;
+        head.sampling.seed = static_cast<uint64_t>(tied) * 100 + top_k;
+        const std::array heads = {head};
+        Batch batch;
+        batch.tokens = tokens;
+        batch.sequences = sequences;
+        batch.heads = heads;
+        batch.want_logits = true;
+        metal.begin(batch);
+        metal.write_slot(Slot::kLogits, logits);
+        metal.pick();
+        const StepId step = metal.submit();
+        metal.wait(step);
+        std::vector<float> copy = logits;
+        const TokenId expected = pick_token(copy, head.sampling, {}, {}, 1);
+        EXPECT_EQ(metal.picked(step)[0], expected) << tied << " tied, top_k " << top_k << ", top_p " << top_p;
+        if (first < 0) first = expected;
+        different += expected != first ? 1 : 0;
+      }
+    }
+  }
+  EXPECT_GT(different, 30);
+}
+
 TEST(MetalSteps, TokensGoFromStepToStepOnTheDevice) {
   const MetalDevice device;
   const RandomModel model(tiny_shape(4), 21);

@@ -129,6 +129,7 @@ void MetalBackend::make_kernels() {
   kernels_.experts_combine = &device_.kernel("experts_combine");
   kernels_.swiglu = &device_.kernel("swiglu");
   kernels_.pick_max = &device_.kernel("pick_max");
+  kernels_.pick_weights = &device_.kernel("pick_weights");
   kernels_.pick_token = &device_.kernel("pick_token");
 }
 
@@ -154,6 +155,7 @@ void MetalBackend::allocate_activations() {
   const size_t pair_width = std::max({shape_.hidden, 2 * shape_.expert_width, 2 * shape_.shared_expert_width});
   scratch_.pair_out = device_.allocate(rows * mtl::kPairs * pair_width * sizeof(bf16), "pair_out");
   scratch_.slice_max = device_.allocate(heads * pick_slices(shape_) * sizeof(mtl::SliceMax), "slice_max");
+  scratch_.pick_weights = device_.allocate(heads * ((shape_.vocab + 3) / 4 * 4) * sizeof(float), "pick_weights");
   if (ablations_.fused_dequant) {
     const size_t weights = static_cast<size_t>(shape_.experts) * shape_.expert_width * hidden;
     for (BufferSpan& span : scratch_.expanded) span = device_.allocate(weights * sizeof(bf16), "expanded experts");
@@ -261,6 +263,7 @@ void MetalBackend::fill_step(const Batch& batch) {
   }
   check(row == rows_, "the sequences' rows add up to the batch");
 
+  samples_ = false;
   for (int i = 0; i < head_count_; ++i) {
     const HeadRow& head = batch.heads[i];
     const mtl::RowInfo& of_row = now.rows.as<mtl::RowInfo>()[head.row];
@@ -287,6 +290,7 @@ void MetalBackend::fill_step(const Batch& batch) {
       info.mask = i * words;
       std::copy_n(head.allowed.begin(), words, now.masks.as<uint32_t>() + info.mask);
     }
+    samples_ = samples_ || (head.pick && sampling.temperature > 0);
     now.heads.as<mtl::HeadInfo>()[i] = info;
     now.head_rows.as<int32_t>()[i] = head.row;
     now.picked.as<int32_t>()[i] = -1;

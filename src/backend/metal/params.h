@@ -67,7 +67,7 @@ CALLA_CONSTANT int kAttnThreads = kAttnTileRows / 8 * kLanes;
 
 CALLA_CONSTANT int kLastTokenStride = 4;    // a slot's last picked token has a 16-byte word for itself
 CALLA_CONSTANT int kPickThreads = 1024;     // pick_token
-CALLA_CONSTANT int kPickSlice = 4096;       // logits that a threadgroup of pick_max looks at
+CALLA_CONSTANT int kPickSlice = 2048;       // logits that a threadgroup of pick_max or pick_weights looks at
 CALLA_CONSTANT int kPickCandidates = 1024;  // sorted on chip by pick_token
 
 // --- records in the step buffer ---------------------------------------------------------------------------------
@@ -217,7 +217,8 @@ struct SwigluParams {
 struct PickParams {
   int vocab;
   int slices;
-  int count_stride;  // token counts of a slot: vocab, rounded up to whole 16-byte words
+  int count_stride;   // token counts of a slot: vocab, rounded up to whole 16-byte words
+  int weight_stride;  // weights of a head: likewise
 };
 
 struct CopyParams {

@@ -42,15 +42,24 @@ void MetalBackend::pick() {
   params.vocab = shape_.vocab;
   params.slices = (shape_.vocab + mtl::kPickSlice - 1) / mtl::kPickSlice;
   params.count_stride = pool_->count_stride();
+  params.weight_stride = (shape_.vocab + 3) / 4 * 4;
   const auto heads = static_cast<size_t>(head_count_);
+  const Grid slices = {static_cast<size_t>(params.slices), heads};
   encoder_.dispatch(
       *kernels_.pick_max, params,
       {reads(now.logits), reads(pool_->counts()), constant(now.masks), constant(now.heads), writes(scratch_.slice_max)},
-      {static_cast<size_t>(params.slices), heads}, mtl::kElementThreads);
-  encoder_.dispatch(*kernels_.pick_token, params,
-                    {reads(now.logits), updates(pool_->counts()), constant(now.masks), constant(now.heads),
-                     reads(scratch_.slice_max), writes(now.picked), updates(pool_->last_tokens())},
-                    {heads}, mtl::kPickThreads);
+      slices, mtl::kElementThreads);
+  if (samples_) {
+    encoder_.dispatch(*kernels_.pick_weights, params,
+                      {reads(now.logits), reads(pool_->counts()), constant(now.masks), constant(now.heads),
+                       reads(scratch_.slice_max), writes(scratch_.pick_weights)},
+                      slices, mtl::kElementThreads);
+  }
+  encoder_.dispatch(
+      *kernels_.pick_token, params,
+      {samples_ ? reads(scratch_.pick_weights) : constant(scratch_.pick_weights), updates(pool_->counts()),
+       constant(now.heads), reads(scratch_.slice_max), writes(now.picked), updates(pool_->last_tokens())},
+      {heads}, mtl::kPickThreads);
 }
 
 }  // namespace calla::metal
