@@ -178,23 +178,28 @@ double MetalBackend::probe_read_bandwidth() { return metal::probe_read_bandwidth
 
 void MetalBackend::allocate_state(const StateMemoryPlan& plan) {
   check(!pool_, "allocate_state is called once");
-  const size_t state = plan.recurrent_slots * recurrent_slot_bytes() + plan.kv_pages * kv_page_bytes();
-  const std::string refusal = working_set_refusal(
-      device_.traits(), device_.allocated_bytes() + state,
-      "the model with " + std::to_string(plan.recurrent_slots) + " sequence states and a KV cache of " +
-          std::to_string(static_cast<int64_t>(plan.kv_pages) * kKvPageRows) + " tokens");
-  if (!refusal.empty()) throw DeviceError(refusal);
-  pool_.emplace(device_, shape_, plan);
   // A sequence's table has an entry for every page it can see; sequences may share pages.
   const int context_pages = (shape_.max_context + kKvPageRows - 1) / kKvPageRows;
   const size_t table =
       static_cast<size_t>(std::min(plan.recurrent_slots, options_.max_rows)) * std::min(plan.kv_pages, context_pages);
-  for (StepBuffers& step : steps_) step.pages = device_.allocate(table * sizeof(int32_t), "page table");
   const int most_keys = std::min(plan.kv_pages * kKvPageRows, shape_.max_context);
   const int most_splits = std::max(policy_.splits(most_keys), policy_.splits(policy_.fixed_block_from - 1));
   const size_t ranges = static_cast<size_t>(policy_.sdpa_rows) * shape_.q_heads * most_splits;
-  scratch_.partials = device_.allocate(ranges * kHeadDim * sizeof(float), "attention partials");
-  scratch_.sums = device_.allocate(ranges * 2 * sizeof(float), "attention sums");
+  const size_t table_bytes = table * sizeof(int32_t);
+  const size_t partial_bytes = ranges * kHeadDim * sizeof(float);
+  const size_t sum_bytes = ranges * 2 * sizeof(float);
+
+  const size_t bytes = plan.recurrent_slots * recurrent_slot_bytes() + plan.kv_pages * kv_page_bytes() +
+                       kStepsInFlight * table_bytes + partial_bytes + sum_bytes;
+  const std::string refusal = working_set_refusal(
+      device_.traits(), device_.allocated_bytes() + bytes,
+      "the model with " + std::to_string(plan.recurrent_slots) + " sequence states and a KV cache of " +
+          std::to_string(static_cast<int64_t>(plan.kv_pages) * kKvPageRows) + " tokens");
+  if (!refusal.empty()) throw DeviceError(refusal);
+  pool_.emplace(device_, shape_, plan);
+  for (StepBuffers& step : steps_) step.pages = device_.allocate(table_bytes, "page table");
+  scratch_.partials = device_.allocate(partial_bytes, "attention partials");
+  scratch_.sums = device_.allocate(sum_bytes, "attention sums");
   residency_.hold_all();
 }
 
