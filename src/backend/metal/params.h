@@ -25,7 +25,7 @@ CALLA_CONSTANT int kTopExperts = 8;           // routed experts a token
 CALLA_CONSTANT int kPairs = kTopExperts + 1;  // routed experts and the shared one
 CALLA_CONSTANT int kPageRows = 64;            // KV rows a page
 CALLA_CONSTANT int kTaps = 4;                 // causal convolution
-CALLA_CONSTANT int kMaxExperts = 1024;        // router_topk keeps one bit per lane for every 32 experts
+CALLA_CONSTANT int kMaxExperts = 1024;        // router_topk keeps a register a lane for every 32 experts
 
 // Row-parallel GEMV: two simdgroups a threadgroup, each with these many output rows.
 CALLA_CONSTANT int kQmvSimdgroups = 2;
@@ -56,6 +56,8 @@ CALLA_CONSTANT int kScanThreads = kScanColumns * kLanes;
 // Decode attention: simdgroups a threadgroup; keys of a fixed block; where a context is cut in blocks of that size.
 CALLA_CONSTANT int kSdpaSimdgroups = 8;
 CALLA_CONSTANT int kSdpaThreads = kSdpaSimdgroups * kLanes;
+CALLA_CONSTANT int kMergeParts = 4;  // sdpa_merge: threads an element
+CALLA_CONSTANT int kMergeThreads = kMergeParts * kHeadSize;
 CALLA_CONSTANT int kFixedBlockKeys = 512;
 CALLA_CONSTANT int kFixedBlockFrom = 32768;
 CALLA_CONSTANT int kPackedHeads = 4;  // query heads that share each KV row load

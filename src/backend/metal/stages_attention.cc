@@ -93,7 +93,7 @@ void MetalBackend::attend_rows(const LayerPlan& plan, bool fold) {
     encoder_.dispatch(
         *kernels_.sdpa_merge, params,
         {reads(scratch_.partials), reads(scratch_.sums), reads(slot(Slot::kAttnQGate)), writes(slot(Slot::kMixed))},
-        {static_cast<size_t>(shape_.q_heads), rows}, kHeadDim);
+        {static_cast<size_t>(shape_.q_heads), rows}, mtl::kMergeThreads);
   }
 }
 

@@ -226,26 +226,37 @@ template [[host_name("sdpa_decode_apart")]] [[kernel]] decltype(sdpa_decode<kPac
 
 // sdpa_merge: the ranges of sdpa_decode put together, and the output gate.
 //   partials [R, Hq, splits, 256] f32   sums [R, Hq, splits] float2   gate as above   mixed [R, stride] bf16
-//   Launch    grid (Hq, R), threadgroup 256: a thread an element.
-[[max_total_threads_per_threadgroup(kHeadSize)]] kernel void sdpa_merge(
+//   Launch    grid (Hq, R), threadgroup 1024: four threads an element, each with every fourth range, so that a long
+//             context's hundreds of ranges are not one long row of waits.
+[[max_total_threads_per_threadgroup(kMergeThreads)]] kernel void sdpa_merge(
     constant AttentionParams& p [[buffer(0)]], const device float* partials [[buffer(1)]],
     const device float2* sums [[buffer(2)]], const device bfloat* q_gate [[buffer(3)]],
     device bfloat* mixed [[buffer(4)]], uint2 tg [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]]) {
+    uint thread_index [[thread_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
+  threadgroup float shares[kMergeThreads];
   const uint row = tg.y + uint(p.first_row);
   const uint at = tg.y * uint(p.q_heads) + tg.x;
   const device float2* s = sums + at * uint(p.splits);
-  const device float* part = partials + at * uint(p.splits) * uint(kHeadSize) + thread_index;
   float top = kNone;
-  for (int i = 0; i < p.splits; ++i) top = max(top, s[i].x);
+  for (int i = int(lane); i < p.splits; i += kLanes) top = max(top, s[i].x);
+  top = simd_max(top);
   float total = 0;
+  for (int i = int(lane); i < p.splits; i += kLanes) total += s[i].y * fast::exp(s[i].x - top);
+  total = simd_sum(total);
+
+  const uint element = thread_index % uint(kHeadSize);
+  const device float* part = partials + at * uint(p.splits) * uint(kHeadSize) + element;
   float y = 0;
-  for (int i = 0; i < p.splits; ++i) {
-    const float weight = fast::exp(s[i].x - top);
-    total += weight * s[i].y;
-    y += weight * part[i * kHeadSize];
+#pragma unroll(4)
+  for (int i = int(thread_index) / kHeadSize; i < p.splits; i += kMergeParts) {
+    y += fast::exp(s[i].x - top) * part[i * kHeadSize];
   }
-  const float gate =
-      float(q_gate[(row * uint(p.q_heads) + tg.x) * uint(2 * kHeadSize) + uint(kHeadSize) + thread_index]);
-  mixed[row * uint(p.mixed_stride) + tg.x * uint(kHeadSize) + thread_index] = bfloat(y / total * sigmoid(gate));
+  shares[thread_index] = y;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (thread_index >= uint(kHeadSize)) return;
+  y = 0;
+#pragma unroll
+  for (int i = 0; i < kMergeParts; ++i) y += shares[uint(i * kHeadSize) + element];
+  const float gate = float(q_gate[(row * uint(p.q_heads) + tg.x) * uint(2 * kHeadSize) + uint(kHeadSize) + element]);
+  mixed[row * uint(p.mixed_stride) + tg.x * uint(kHeadSize) + element] = bfloat(y / total * sigmoid(gate));
 }

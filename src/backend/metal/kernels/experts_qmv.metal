@@ -3,26 +3,33 @@
 
 // router_topk: the eight largest router logits of a row, their softmax weights renormalised, and the shared gate.
 //   logits [R, E] f32   shared_logit [R] f32   ids [R, 8]   weights [R, 8] f32   shared_gate [R] f32
-//   Launch    grid (R), threadgroup 32: one simdgroup a row; lane l looks at experts l, l + 32, ...
+//   Launch    grid (R), threadgroup 32: one simdgroup a row; lane l holds the logits of experts l, l + 32, ... in
+//             registers, since eight rounds of loads would be most of the kernel's time.
 //   Numerics  p_i / sum p over the chosen is exp(l_i - max) / sum exp over the chosen. Ties: the lower id.
 [[max_total_threads_per_threadgroup(kLanes)]] kernel void router_topk(
     constant TopkParams& p [[buffer(0)]], const device float* logits [[buffer(1)]],
     const device float* shared_logit [[buffer(2)]], device int* ids [[buffer(3)]], device float* weights [[buffer(4)]],
     device float* shared_gate [[buffer(5)]], uint row [[threadgroup_position_in_grid]],
     ushort lane [[thread_index_in_simdgroup]]) {
+  constexpr int kMine = kMaxExperts / kLanes;
   const device float* l = logits + row * uint(p.experts);
-  uint taken = 0;  // bit i: expert i * 32 + lane is chosen
+  float mine[kMine];  // of experts lane, lane + 32, ...; -inf: not there, or chosen already
+#pragma unroll
+  for (int j = 0; j < kMine; ++j) {
+    const int id = j * kLanes + int(lane);
+    mine[j] = id < p.experts ? l[id] : -INFINITY;
+  }
   float top = 0;
   float sum = 0;
-  float mine = 0;  // lane i < 8 keeps the i-th choice
+  float my_weight = 0;  // lane i < 8 keeps the i-th choice
   int my_id = 0;
   for (int i = 0; i < kTopExperts; ++i) {
     float best = -INFINITY;
     int id = p.experts;
-    for (int j = 0; j * kLanes + int(lane) < p.experts; ++j) {
-      const float value = l[j * kLanes + int(lane)];
-      if (value > best && ((taken >> j) & 1u) == 0) {
-        best = value;
+#pragma unroll
+    for (int j = 0; j < kMine; ++j) {
+      if (mine[j] > best) {
+        best = mine[j];
         id = j * kLanes + int(lane);
       }
     }
@@ -32,18 +39,21 @@
       chosen = i;
       value = NAN;
     }
-    if (chosen % kLanes == int(lane)) taken |= 1u << (chosen / kLanes);
+#pragma unroll
+    for (int j = 0; j < kMine; ++j) {
+      if (chosen == j * kLanes + int(lane)) mine[j] = -INFINITY;
+    }
     if (i == 0) top = value;
     const float e = precise::exp(value - top);
     sum += e;
     if (int(lane) == i) {
-      mine = e;
+      my_weight = e;
       my_id = chosen;
     }
   }
   if (int(lane) < kTopExperts) {
     ids[row * uint(kTopExperts) + lane] = my_id;
-    weights[row * uint(kTopExperts) + lane] = mine / sum;
+    weights[row * uint(kTopExperts) + lane] = my_weight / sum;
   }
   if (lane == 0) shared_gate[row] = sigmoid(shared_logit[row]);
 }

@@ -153,8 +153,8 @@ struct Cut {
 };
 
 // The cut that holds the `wanted` largest weights, by a radix descent on the keys: 11, 11 and 10 bits. At least that
-// many are positive and not below `floor`.
-inline Cut largest(thread const Sampler& s, int wanted, uint floor, threadgroup atomic_int* bins,
+// many are positive and not below `least`.
+inline Cut largest(thread const Sampler& s, int wanted, uint least, threadgroup atomic_int* bins,
                    threadgroup int* found) {
   Cut cut = {0, wanted};
   uint known = 0;
@@ -168,7 +168,7 @@ inline Cut largest(thread const Sampler& s, int wanted, uint floor, threadgroup 
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const uint key = keys[j];
-        if (key != 0 && key >= floor && (key & known) == cut.key) {
+        if (key != 0 && key >= least && (key & known) == cut.key) {
           atomic_fetch_add_explicit(&bins[(key >> shift) & uint(digits - 1)], 1, memory_order_relaxed);
         }
       }
@@ -375,12 +375,12 @@ inline float draw_uniform(ulong seed, ulong position) {
       }
     }
     positive = threadgroup_sum(positive, ints, sg, lane);
-    // Each of the 1,024 threads has an element at this floor or above it, so the largest 1,024 are there too: all that
+    // Each of the 1,024 threads has an element of this key or a larger one, so the largest 1,024 are there too: all that
     // lies below stays out of the histograms, whose bins are contended.
-    const uint floor = uint(threadgroup_min(int(most), ints, sg, lane));
+    const uint least = uint(threadgroup_min(int(most), ints, sg, lane));
     const int wanted = head.top_k > 0 ? min(head.top_k, positive) : positive;
     const int have = min(wanted, kPickCandidates);
-    const Cut cut = largest(s, have, floor, bins, found);
+    const Cut cut = largest(s, have, least, bins, found);
     keys[me] = 0;
     tokens[me] = p.vocab;
     threadgroup_barrier(mem_flags::mem_threadgroup);
