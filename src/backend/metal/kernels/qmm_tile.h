@@ -11,19 +11,57 @@
 
 constexpr int tile_threads(int rows) { return kTileThreads * rows / 32; }
 
-// 32 weight rows x 64 inputs, expanded. Rows beyond n become zero.
-template <int kRows>
-void load_weights(Matrix m, int bits, int row0, int k, threadgroup bfloat* tile, int thread_index) {
+// 32 consecutive weights of a row, k a multiple of 32: of one quantisation group, so one scale and one bias. A row beyond
+// n is zero. Codes are masked where they are, as in quantized.h, and the scale makes up for their place.
+inline void expand32(Matrix m, int bits, int row, int k, threadgroup bfloat4* out) {
+  if (row >= m.shape.n) {
 #pragma unroll
-  for (int i = 0; i < kTileN / 2 * kTileK / 8 / tile_threads(kRows); ++i) {
-    const int chunk = i * tile_threads(kRows) + thread_index;
-    const int row = chunk / (kTileK / 8);
-    const int column = chunk % (kTileK / 8) * 8;
-    float w[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    if (row0 + row < m.shape.n) dequantise8(m, bits, row0 + row, k + column, w);
+    for (int i = 0; i < 8; ++i) out[i] = bfloat4(float4(0));
+    return;
+  }
+  const uint r = uint(row);
+  if (bits == 16) {
+    const device bfloat* values = (const device bfloat*)m.codes + r * uint(m.shape.k) + uint(k);
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      out[i] = bfloat4(values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3]);
+    return;
+  }
+  const device uint2* codes = (const device uint2*)(m.codes + (r * uint(m.shape.k) + uint(k)) / 32u * uint(bits));
+  const uint g = r * (uint(m.shape.k) >> m.shape.group_shift) + (uint(k) >> m.shape.group_shift);
+  const float scale = float(m.scales[g]);
+  const float bias = float(m.biases[g]);
+  if (bits == 4) {
+    const float4 low = scale * float4(1.0f, 1.0f / 16, 1.0f / 256, 1.0f / 4096);
+    const float4 high = low * (1.0f / 65536);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint word = codes[i / 2][i % 2];
+      out[2 * i] = bfloat4(low * float4(uint4(word) & uint4(0xf, 0xf0, 0xf00, 0xf000)) + bias);
+      out[2 * i + 1] = bfloat4(high * float4(uint4(word) & uint4(0xf0000, 0xf00000, 0xf000000, 0xf0000000)) + bias);
+    }
+  } else {
+    const float4 scales = scale * float4(1.0f, 1.0f / 256, 1.0f / 65536, 1.0f / 16777216);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint word = codes[i / 2][i % 2];
+      out[i] = bfloat4(scales * float4(uint4(word) & uint4(0xff, 0xff00, 0xff0000, 0xff000000)) + bias);
+    }
+  }
+}
+
+// The tile of 64 weight rows x 64 inputs, 32 rows of `upper` over 32 of `lower`: half a row a thread and turn.
+template <int kRows>
+void load_weights(Matrix upper, int upper_row, Matrix lower, int lower_row, int bits, int k, threadgroup bfloat* tile,
+                  int thread_index) {
+#pragma unroll
+  for (int i = 0; i < 2 * kTileN / tile_threads(kRows); ++i) {
+    const int half_row = i * tile_threads(kRows) + thread_index;
+    const int row = half_row / 2;
+    const int column = half_row % 2 * 32;
     threadgroup bfloat4* out = (threadgroup bfloat4*)(tile + row * kTilePitch + column);
-    out[0] = bfloat4(float4(w[0], w[1], w[2], w[3]));
-    out[1] = bfloat4(float4(w[4], w[5], w[6], w[7]));
+    const bool first = row < kTileN / 2;
+    expand32(first ? upper : lower, bits, first ? upper_row + row : lower_row + row - kTileN / 2, k + column, out);
   }
 }
 
@@ -54,8 +92,7 @@ threadgroup float* multiply(const device bfloat* in, Matrix upper, int upper_row
   mma.clear();
   for (int k = 0; k < upper.shape.k; k += kTileK) {
     load_input_quarter(in, k, input, thread_index);
-    load_weights<kRows>(upper, bits, upper_row, k, weight, thread_index);
-    load_weights<kRows>(lower, bits, lower_row, k, weight + kTileN / 2 * kTilePitch, thread_index);
+    load_weights<kRows>(upper, upper_row, lower, lower_row, bits, k, weight, thread_index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     mma.step(input + sub_row * kTilePitch, weight + sub_n * kTilePitch, lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);
