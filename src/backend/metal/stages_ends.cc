@@ -31,7 +31,7 @@ void MetalBackend::head() {
   for (size_t i = 16; i < 20; ++i) arguments[i] = constant(step().logits);  // outputs that are not there
   arguments[15] = writes(step().logits);
   const auto groups = static_cast<size_t>((m.shape.n + mtl::kNormedGroupRows - 1) / mtl::kNormedGroupRows);
-  encoder_.dispatch(*plan_.head, params, arguments, {groups, static_cast<size_t>(head_count_)}, mtl::kQmvThreads,
+  encoder_.dispatch(*plan_.head, params, arguments, {static_cast<size_t>(head_count_), groups}, mtl::kQmvThreads,
                     m.weights() * head_count_);
 }
 

@@ -41,7 +41,7 @@ void MetalBackend::project(const Kernel& qmv, const BufferSpan& norm, std::span<
     work += m.weights() * rows_;
   }
   arguments[19] = keep_normed ? writes(normed) : constant(outputs[0].out);
-  encoder_.dispatch(qmv, params, arguments, {groups, static_cast<size_t>(rows_)}, mtl::kQmvThreads, work);
+  encoder_.dispatch(qmv, params, arguments, {static_cast<size_t>(rows_), groups}, mtl::kQmvThreads, work);
 }
 
 void MetalBackend::gemm(const DenseMatrix& dense, const BufferSpan& x, int in_stride, const BufferSpan& out,
@@ -140,7 +140,7 @@ void MetalBackend::project_residual(int layer) {
       plan.gdn ? *plan.gdn->project_out : *plan.attention->project_out,
       mtl::QmvParams{m.shape, shape_.mixer_width(), shape_.hidden},
       {reads(slot(Slot::kMixed)), constant(m.codes), constant(m.scales), constant(m.biases), updates(residual)},
-      {static_cast<size_t>((m.shape.n + rows_a_group - 1) / rows_a_group), static_cast<size_t>(rows_)},
+      {static_cast<size_t>(rows_), static_cast<size_t>((m.shape.n + rows_a_group - 1) / rows_a_group)},
       mtl::kQmvThreads, m.weights() * rows_);
 }
 

@@ -1,5 +1,6 @@
 // Row-parallel GEMV for the dense matrices (decode): a simdgroup works on four or eight outputs together, its lanes read
-// neighbouring parts of each weight row.
+// neighbouring parts of each weight row. Grids have the activation rows first, so that the threadgroups of several rows
+// that read the same weights run side by side and share them in the caches.
 #include "quantized.h"
 
 // embed_rows: residual[row] = embedding[token], de-quantised; token may be the one that the last step picked.
@@ -28,7 +29,7 @@
 // rmsnorm_qmv: RMSNorm, then up to four matrices over the same input, each with its own output.
 //   x [R, H] f32   norm [H] f32   w_i [n_i, H] affine or bf16   out_i [R, n_i] bf16 or f32   normed [R, H] bf16
 //   Used for  the input projections of both mixers, the router with the shared expert's gate, and lm_head.
-//   Launch    grid (sum of ceil(n_i / 16), plus one with kWriteNormed; rows), threadgroup 64 = 2 simdgroups of 8 rows:
+//   Launch    grid (rows; sum of ceil(n_i / 16), plus one with kWriteNormed), threadgroup 64 = 2 simdgroups of 8 rows:
 //             x and norm are 8 bytes an element, four times a bf16 input, so twice the rows share each load.
 //   Requires  H % 64 == 0; codes 8-byte aligned.
 //   Moves     sum n_i * H * 0.5625 bytes of weights a row (4 bits, group 64); bandwidth-bound.
@@ -45,11 +46,11 @@
     device bfloat* out0 [[buffer(16)]], device bfloat* out1 [[buffer(17)]], device bfloat* out2 [[buffer(18)]],
     device bfloat* out3 [[buffer(19)]], device bfloat* normed [[buffer(20)]], uint2 tg [[threadgroup_position_in_grid]],
     ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
-  const uint row = kGatherRows ? uint(row_list[tg.y]) : tg.y;
+  const uint row = kGatherRows ? uint(row_list[tg.x]) : tg.x;
   NormedInput input = {x + row * uint(p.hidden), norm, 0.0f};
 
   int which = 0;
-  int block = int(tg.x);
+  int block = int(tg.y);
   for (; which < 4; ++which) {
     const int blocks = (p.matrix[which].n + kNormedGroupRows - 1) / kNormedGroupRows;
     if (block < blocks) break;
@@ -64,7 +65,7 @@
     }
     const float scale = rsqrt(simd_sum(squares) / float(p.hidden) + p.eps);
     for (int k = int(lane) * 4; k < p.hidden; k += kLanes * 4) {
-      store4(normed + tg.y * uint(p.hidden) + uint(k), load4(input.x + k) * load4(norm + k) * scale);
+      store4(normed + tg.x * uint(p.hidden) + uint(k), load4(input.x + k) * load4(norm + k) * scale);
     }
     return;
   }
@@ -91,7 +92,7 @@
   for (int r = 0; r < kNormedRows; ++r) {
     const float y = simd_sum(sums[r]) * scale;
     if (lane == 0 && row0 + r < m.shape.n) {
-      const uint at = tg.y * uint(m.shape.n) + uint(row0 + r);
+      const uint at = tg.x * uint(m.shape.n) + uint(row0 + r);
       if (p.float_out[which] != 0) {
         ((device float*)out)[at] = y;
       } else {
@@ -103,7 +104,7 @@
 
 // qmv_residual: residual[n] += sum_k w[n,k] * x[k]: the output projections.
 //   x [R, stride] bf16   w [N, K]   residual [R, N] f32
-//   Launch    grid (ceil(N/8), R), threadgroup 64 = 2 simdgroups, 4 rows each.
+//   Launch    grid (R, ceil(N/8)), threadgroup 64 = 2 simdgroups, 4 rows each.
 //   Moves     N * K * 0.5625 + 2 K + 8 N bytes a row.
 [[max_total_threads_per_threadgroup(kQmvThreads)]] kernel void qmv_residual(
     constant QmvParams& p [[buffer(0)]], const device bfloat* x [[buffer(1)]], const device uint* codes [[buffer(2)]],
@@ -111,28 +112,28 @@
     device float* residual [[buffer(5)]], uint2 tg [[threadgroup_position_in_grid]],
     ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
   const Matrix m = {codes, scales, biases, p.matrix};
-  PlainInput input = {x + tg.y * uint(p.in_stride)};
-  const int row0 = int(tg.x) * kQmvGroupRows + int(sg) * kQmvRows;
+  PlainInput input = {x + tg.x * uint(p.in_stride)};
+  const int row0 = int(tg.y) * kQmvGroupRows + int(sg) * kQmvRows;
   float sums[kQmvRows] = {0, 0, 0, 0};
   dot_rows_of<kQmvRows, 1>(kBits0, &m, row0, input, lane, sums);
 #pragma unroll
   for (int r = 0; r < kQmvRows; ++r) {
     const float y = simd_sum(sums[r]);
-    if (lane == 0 && row0 + r < m.shape.n) residual[tg.y * uint(p.out_stride) + uint(row0 + r)] += y;
+    if (lane == 0 && row0 + r < m.shape.n) residual[tg.x * uint(p.out_stride) + uint(row0 + r)] += y;
   }
 }
 
 // qmv_thread_residual: the same product with one thread an output: the control of the `row-parallel` ablation.
-//   Launch    grid (ceil(N/64), R), threadgroup 64. Neighbouring lanes read rows that lie K/2 bytes apart.
+//   Launch    grid (R, ceil(N/64)), threadgroup 64. Neighbouring lanes read rows that lie K/2 bytes apart.
 [[max_total_threads_per_threadgroup(kQmvThreads)]] kernel void qmv_thread_residual(
     constant QmvParams& p [[buffer(0)]], const device bfloat* x [[buffer(1)]], const device uint* codes [[buffer(2)]],
     const device bfloat* scales [[buffer(3)]], const device bfloat* biases [[buffer(4)]],
     device float* residual [[buffer(5)]], uint2 tg [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   const Matrix m = {codes, scales, biases, p.matrix};
-  const int row = int(tg.x) * kQmvThreads + int(thread_index);
+  const int row = int(tg.y) * kQmvThreads + int(thread_index);
   if (row >= p.matrix.n) return;
-  const device bfloat* in = x + tg.y * uint(p.in_stride);
+  const device bfloat* in = x + tg.x * uint(p.in_stride);
   float y = 0;
   for (int k = 0; k < p.matrix.k; k += 8) {
     float w[8];
@@ -140,5 +141,5 @@
 #pragma unroll
     for (int i = 0; i < 8; ++i) y += w[i] * float(in[k + i]);
   }
-  residual[tg.y * uint(p.out_stride) + uint(row)] += y;
+  residual[tg.x * uint(p.out_stride) + uint(row)] += y;
 }
