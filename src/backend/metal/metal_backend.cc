@@ -123,7 +123,7 @@ void MetalBackend::make_kernels() {
         kernels_.sdpa_decode[single][fold][fixed] = &device_.kernel(
             sdpa, {bool_constant(7, single != 0), bool_constant(8, fold != 0), bool_constant(9, fixed != 0)});
   kernels_.sdpa_merge = &device_.kernel("sdpa_merge");
-  kernels_.sdpa_tile = &device_.kernel("sdpa_tile");
+  kernels_.sdpa_tile = &device_.kernel(tensor_ops_ ? "sdpa_tile_tensor" : "sdpa_tile");
   kernels_.router_topk = &device_.kernel("router_topk");
   kernels_.moe_group_rows = &device_.kernel("moe_group_rows");
   kernels_.experts_combine = &device_.kernel("experts_combine");

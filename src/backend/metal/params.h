@@ -232,6 +232,10 @@ struct SumParams {
   uint32_t words;
 };
 
+struct ProbeParams {
+  int places;  // of the first operation; those of the second follow
+};
+
 struct FillParams {
   uint32_t words;
   uint32_t value;

@@ -1,9 +1,6 @@
 // Attention of single rows over the paged KV cache (decode, and any batch of few rows).
 #include "kv.h"
 
-// Below every score: the maximum of no keys. Finite, so that fast::exp never sees an infinity.
-constant constexpr float kNone = -1e30f;
-
 // prepare_qkv: q and k RMSNorm with RoPE, k and v appended to the cache.
 //   q_gate [R, Hq * 512]   k, v [R, Hkv * 256]   q_norm, k_norm [256] f32   frequencies [32] f32   q [R, Hq * 256]
 //   Launch    grid (ceil((Hq + 2 Hkv)/4), R), threadgroup 128 = 4 simdgroups, one head each.

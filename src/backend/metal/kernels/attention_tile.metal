@@ -2,7 +2,6 @@
 #include "kv.h"
 
 constant constexpr int kHeadPitch = kHeadSize + 8;
-constant constexpr float kNoScore = -1e30f;
 
 // Copies `count` rows of 256, `stride` apart, to threadgroup memory; the rest up to kRows become zero. By all threads.
 template <int kRows>
@@ -51,7 +50,7 @@ void load_rows(const device bfloat* first, uint stride, int count, threadgroup b
   simdgroup_matrix<float, 8, 8> out[kHeadSize / 8];
 #pragma unroll
   for (int i = 0; i < kHeadSize / 8; ++i) out[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-  float top = kNoScore;
+  float top = kNone;
   float total = 0;
 
   for (int key0 = 0; key0 < keys; key0 += kAttnTileKeys) {
@@ -82,7 +81,7 @@ void load_rows(const device bfloat* first, uint stride, int count, threadgroup b
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int key = key0 + i / 2 * 8 + my_column + i % 2;
-      s[i] = key <= my_position ? scores[i / 2].thread_elements()[i % 2] * 0.0625f : kNoScore;
+      s[i] = key <= my_position ? scores[i / 2].thread_elements()[i % 2] * 0.0625f : kNone;
       new_top = max(new_top, s[i]);
     }
     new_top = max(new_top, simd_shuffle_xor(new_top, 1));

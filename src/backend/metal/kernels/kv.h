@@ -3,6 +3,9 @@
 //   kv [pages][attention layers][k, v][kv heads][64 rows][256] bf16: a row is 512 bytes, read by one simdgroup at once.
 #include "common.h"
 
+// Below every score: the maximum of no keys. Finite, so that fast::exp never sees an infinity.
+constant constexpr float kNone = -1e30f;
+
 inline uint kv_page_elements(constant AttentionParams& p) {
   return uint(p.layers) * 2 * uint(p.kv_heads) * uint(kPageRows * kHeadSize);
 }
