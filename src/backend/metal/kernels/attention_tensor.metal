@@ -1,4 +1,7 @@
 // Causal attention of many rows with tensor operations (prefill on M5 and later).
+#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
+#include <metal_tensor>
+
 #include "kv.h"
 #include "tensor.h"
 
@@ -7,7 +10,7 @@ constant constexpr int kTensorKeys = 32;  // a half page
 // sdpa_tile_tensor: sdpa_tile (attention_tile.metal) with the same arguments and the same rounding.
 //   Launch    grid (tiles, Hq), threadgroup 128 = 4 simdgroups, each on its own: two for each 16 query rows, one for each
 //             half of the 256 outputs, which a thread holds in 64 registers. Both compute the scores.
-//   Moves     keys * 1.5 KiB a simdgroup, straight from the cache into the operands: no threadgroup memory, no barrier.
+//   Moves     keys * 768 bytes a simdgroup, straight from the cache into the operands: no threadgroup memory, no barrier.
 //             The simdgroups of a threadgroup, and those of a KV head's eight query heads, meet in the caches.
 //   Relies on lane_place: a lane holds two rows, and their rows' scores are in lanes ^1, ^8 and ^9; as sums and as left
 //             operand an element is in the same slot.

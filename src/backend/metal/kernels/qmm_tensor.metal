@@ -1,4 +1,7 @@
 // The GEMMs with Metal 4 tensor operations: M5 and later, where they run on the GPU's matrix units.
+#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
+#include <metal_tensor>
+
 #include "qmm_tile.h"
 #include "tensor.h"
 

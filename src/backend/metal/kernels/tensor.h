@@ -1,5 +1,6 @@
 #pragma once
-// The tensor operations that the kernels use, and what they assume of them.
+// The tensor operations that the kernels use, and what they assume of them. Files that include it begin with the same two
+// system headers, which should not see `using namespace metal`.
 #if !defined(__HAVE_TENSOR__)
 #error "tensor operations need -std=metal4.0 or later"
 #endif
