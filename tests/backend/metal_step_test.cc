@@ -320,7 +320,8 @@ TEST(MetalFailures, TooLittleMemoryIsRefusedWithTheNumber) {
 // Every barrier that the tracker puts into a step is needed: without it, softmetal sees two dispatches meet, or the second
 // one read what the first has not written, and the step fails. `run` takes a step on a new backend, after `context`
 // positions; returns how many barriers a step has.
-int expect_each_barrier_needed(const RandomModel& model, int context, int rows, const MetalTestOptions& options) {
+int expect_each_barrier_needed(const RandomModel& model, int context, int rows, const MetalTestOptions& options,
+                               const SamplingParams& sampling = {}) {
   int phases = 1;
   for (int barrier = -1; barrier < phases - 1; ++barrier) {
     const MetalDevice device("m5max", true);
@@ -329,6 +330,7 @@ int expect_each_barrier_needed(const RandomModel& model, int context, int rows, 
     MetalBackend metal(model.shape(), model.weights(), small_options(), test_options);
     metal.allocate_state({1, (context + rows) / kKvPageRows + 1});
     Conversation talk(metal, model.shape(), 0, 1);
+    talk.sampling = sampling;
     talk.skip(context);
     metal.set_token_counts(0, {}, {});  // waits: the clearing of the slot is no part of the step
     const StepId step = talk.step(prompt(rows), true);
@@ -352,11 +354,13 @@ ModelShape one_layer_of_each() {
 TEST(MetalBarriers, EachOneOfADecodeTokenIsNeeded) {
   EXPECT_EQ(expect_each_barrier_needed(RandomModel(tiny_shape(4), 27), 0, 1, {}), 4 * 7 + 3);
 }
-// Key ranges: attention and its merge.
+// Key ranges: attention and its merge. And a token that is drawn.
 TEST(MetalBarriers, EachOneOfALongContextIsNeeded) {
   MetalTestOptions options;
   options.fixed_block_from = 512;
-  EXPECT_EQ(expect_each_barrier_needed(RandomModel(one_layer_of_each(), 28), 600, 1, options), 2 * 7 + 1 + 3);
+  SamplingParams sampling;
+  sampling.temperature = 1;
+  EXPECT_EQ(expect_each_barrier_needed(RandomModel(one_layer_of_each(), 28), 600, 1, options, sampling), 2 * 7 + 1 + 4);
 }
 // GEMMs, the scan, tiled attention, grouped experts.
 TEST(MetalBarriers, EachOneOfAPrefillChunkIsNeeded) {

@@ -113,7 +113,7 @@ class MetalBackend final : public Backend {
     BufferSpan expanded[3];   // only with fused-dequant ablated: gate, up, down of a layer, bf16
   };
 
-  // Kernels that depend on nothing but the options.
+  // Kernels that depend on nothing but the options and the matrix units.
   struct Kernels {
     const Kernel* rmsnorm;
     const Kernel* gdn_step;
