@@ -8,10 +8,11 @@
 constant constexpr int kTensorKeys = 32;  // a half page
 
 // sdpa_tile_tensor: sdpa_tile (attention_tile.metal) with the same arguments and the same rounding.
-//   Launch    grid (tiles, Hq), threadgroup 128 = 4 simdgroups, each on its own: two for each 16 query rows, one for each
-//             half of the 256 outputs, which a thread holds in 64 registers. Both compute the scores.
-//   Moves     keys * 768 bytes a simdgroup, straight from the cache into the operands: no threadgroup memory, no barrier.
-//             The simdgroups of a threadgroup, and those of a KV head's eight query heads, meet in the caches.
+//   Launch    grid (tiles, Hq), threadgroup 128 = 4 simdgroups: two for each 16 query rows, one for each half of the 256
+//             columns. A simdgroup adds up its half of a score and hands it to the other; a thread holds its part of the
+//             rows' outputs in 64 registers.
+//   Moves     keys * 512 bytes a simdgroup, straight from the cache into the operands. The simdgroups of a threadgroup, and
+//             those of a KV head's eight query heads, meet in the caches.
 //   Relies on lane_place: a lane holds two rows, and their rows' scores are in lanes ^1, ^8 and ^9; as sums and as left
 //             operand an element is in the same slot.
 [[max_total_threads_per_threadgroup(kAttnThreads)]] kernel void sdpa_tile_tensor(
@@ -21,16 +22,16 @@ constant constexpr int kTensorKeys = 32;  // a half page
     const device int* pages [[buffer(6)]], device bfloat* mixed [[buffer(7)]],
     uint2 tg [[threadgroup_position_in_grid]], ushort sg [[simdgroup_index_in_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]]) {
+  threadgroup float halves[2 * kAttnThreads * 16];  // of the scores; in turn, so that a tile needs one barrier
   const AttentionTile tile = tiles[tg.x + uint(p.first_tile)];
   const RowInfo first = rows[tile.first_row];
   const int head = int(tg.y);
   const int kv_head = head / (p.q_heads / p.kv_heads);
   const int row0 = int(sg) / 2 * 16;  // of the tile
   const int column0 = int(sg) % 2 * (kHeadSize / 2);
-  if (row0 >= tile.rows) return;
   const LanePlace at = lane_place(lane);
-  const int last = min(row0 + 16, tile.rows) - 1;  // row of the tile
-  const int keys = first.position + last + 1;      // visible to it
+  const int last = tile.rows - 1;
+  const int keys = first.position + tile.rows;  // visible to the last row
   const uint to_values = uint(p.kv_heads) * uint(kPageRows * kHeadSize);
 
   // The lane's two rows; rows that are not there repeat the last one and are not stored.
@@ -65,7 +66,7 @@ constant constexpr int kTensorKeys = 32;  // a half page
     auto scores = score_op.get_destination_cooperative_tensor<LeftNK, RightNK, float>();
 #pragma unroll
     for (ushort i = 0; i < 16; ++i) scores[i] = 0;
-    for (int d = 0; d < kHeadSize; d += 16) {
+    for (int d = column0; d < column0 + kHeadSize / 2; d += 16) {
 #pragma unroll
       for (ushort part = 0; part < 2; ++part) {
         const bfloat4 four = *(const device bfloat4*)(query[part] + d);
@@ -81,6 +82,11 @@ constant constexpr int kTensorKeys = 32;  // a half page
       score_op.run(left, right, scores);
     }
 
+    threadgroup float* share = halves + key0 / kTensorKeys % 2 * (kAttnThreads * 16);
+#pragma unroll
+    for (ushort i = 0; i < 16; ++i) share[(sg * 16 + i) * kLanes + lane] = scores[i];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
     // Softmax of the two rows: eight scores each here.
     float s[16];
     float new_top[2] = {top[0], top[1]};
@@ -88,7 +94,8 @@ constant constexpr int kTensorKeys = 32;  // a half page
     for (ushort i = 0; i < 16; ++i) {
       const int r = i % 8 / 4;
       const int key = key0 + i / 8 * 16 + int(at.column) + i % 4;
-      s[i] = key <= position[r] ? scores[i] * 0.0625f : kNone;
+      const float score = scores[i] + share[((sg ^ 1) * 16 + i) * kLanes + lane];
+      s[i] = key <= position[r] ? score * 0.0625f : kNone;
       new_top[r] = max(new_top[r], s[i]);
     }
     float old_weight[2];
