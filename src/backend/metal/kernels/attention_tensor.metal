@@ -7,12 +7,13 @@
 
 constant constexpr int kTensorKeys = 32;  // a half page
 
-// sdpa_tile_tensor: sdpa_tile (attention_tile.metal) with the same arguments and the same rounding.
+// sdpa_tile_tensor: sdpa_tile (attention_tile.metal) with the same arguments.
 //   Launch    grid (tiles, Hq), threadgroup 128 = 4 simdgroups: two for each 16 query rows, one for each half of the 256
 //             columns. A simdgroup adds up its half of a score and hands it to the other; a thread holds its part of the
 //             rows' outputs in 64 registers.
 //   Moves     keys * 512 bytes a simdgroup, straight from the cache into the operands. The simdgroups of a threadgroup, and
 //             those of a KV head's eight query heads, meet in the caches.
+//   Numerics  scores and sums fp32, weights rounded to bf16 before they meet V.
 //   Relies on lane_place: a lane holds two rows, and their rows' scores are in lanes ^1, ^8 and ^9; as sums and as left
 //             operand an element is in the same slot.
 [[max_total_threads_per_threadgroup(kAttnThreads)]] kernel void sdpa_tile_tensor(
@@ -110,8 +111,9 @@ constant constexpr int kTensorKeys = 32;  // a half page
     float sum[2] = {0, 0};
 #pragma unroll
     for (ushort i = 0; i < 16; ++i) {
-      weights[i] = bfloat(fast::exp(s[i] - top[i % 8 / 4]));
-      sum[i % 8 / 4] += float(weights[i]);
+      const float weight = fast::exp(s[i] - top[i % 8 / 4]);
+      weights[i] = bfloat(weight);
+      sum[i % 8 / 4] += weight;
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
