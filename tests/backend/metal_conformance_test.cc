@@ -17,13 +17,13 @@ using metal::MetalTestOptions;
 TEST(MetalConformance, TensorOps) {
   const MetalDevice device("m5max");
   const RandomModel model(tiny_shape(4), 7);
-  expect_conforms(metal_factory(), model, ConformanceOptions{});
+  expect_conforms(metal_factory_of("m5max"), model, ConformanceOptions{});
 }
 
 TEST(MetalConformance, SimdgroupMatrices) {
   const MetalDevice device("m4max");
   const RandomModel model(tiny_shape(4), 8);
-  expect_conforms(metal_factory(), model, ConformanceOptions{});
+  expect_conforms(metal_factory_of("m4max"), model, ConformanceOptions{});
 }
 
 // Formats that other checkpoints have: 8 bits, groups of 32 and 128.

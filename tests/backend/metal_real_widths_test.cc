@@ -76,7 +76,7 @@ TEST_P(MetalRealWidthsPrefill, Conforms) {
   ConformanceOptions options;
   options.stages = layer_stages();
   options.batches = {{"prefill 5 at 3", {{3, 5}}}, {"prefill 33 at 40", {{40, 33}}}};
-  expect_conforms(metal_factory(few_rows_checked()), model, options);
+  expect_conforms(metal_factory_of(GetParam(), few_rows_checked()), model, options);
 }
 INSTANTIATE_TEST_SUITE_P(Forms, MetalRealWidthsPrefill, ::testing::ValuesIn(kMetalForms),
                          [](const auto& test) { return std::string(test.param); });

@@ -101,6 +101,53 @@ std::vector<TokenId> generate(Backend& backend, const ModelShape& shape, int cou
   return picked;
 }
 
+// Weights of one and of nothing: every sum is exact, and ids alone decide what is kept and drawn.
+TEST(MetalPick, TiedTokensAreKeptAndDrawnInOrderOfIds) {
+  const MetalDevice device;
+  const RandomModel model(tiny_shape(2), 23);
+  const ModelShape& shape = model.shape();
+  ASSERT_GT(shape.vocab, 3000);
+  MetalBackend metal(shape, model.weights(), small_options());
+  metal.allocate_state({1, 1});
+  metal.clear_recurrent(0);
+  const std::array<int32_t, 1> pages = {0};
+  const std::array sequences = {SequenceRows{0, pages, 0, 1}};
+  const std::array<TokenId, 1> tokens = {0};
+  int different = 0;
+  TokenId first = -1;
+  for (const int tied : {1, 3, 700, 1024, 1025, 3000}) {
+    std::vector<float> logits(shape.vocab, -500.0f);
+    for (int i = 0; i < tied; ++i) logits[shape.vocab - 1 - i * (shape.vocab / tied)] = 2.0f;
+    for (const int top_k : {0, 1, 2, 20, 1023, 1500}) {
+      for (const float top_p : {1.0f, 0.5f}) {
+        HeadRow head;
+        head.pick = true;
+        head.sampling.temperature = 1;
+        head.sampling.top_k = top_k;
+        head.sampling.top_p = top_p;
+        head.sampling.seed = static_cast<uint64_t>(tied) * 100 + top_k;
+        const std::array heads = {head};
+        Batch batch;
+        batch.tokens = tokens;
+        batch.sequences = sequences;
+        batch.heads = heads;
+        batch.want_logits = true;
+        metal.begin(batch);
+        metal.write_slot(Slot::kLogits, logits);
+        metal.pick();
+        const StepId step = metal.submit();
+        metal.wait(step);
+        std::vector<float> copy = logits;
+        const TokenId expected = pick_token(copy, head.sampling, {}, {}, 1);
+        EXPECT_EQ(metal.picked(step)[0], expected) << tied << " tied, top_k " << top_k << ", top_p " << top_p;
+        if (first < 0) first = expected;
+        different += expected != first ? 1 : 0;
+      }
+    }
+  }
+  EXPECT_GT(different, 30);
+}
+
 TEST(MetalSteps, TokensGoFromStepToStepOnTheDevice) {
   const MetalDevice device;
   const RandomModel model(tiny_shape(4), 21);
@@ -273,7 +320,8 @@ TEST(MetalFailures, TooLittleMemoryIsRefusedWithTheNumber) {
 // Every barrier that the tracker puts into a step is needed: without it, softmetal sees two dispatches meet, or the second
 // one read what the first has not written, and the step fails. `run` takes a step on a new backend, after `context`
 // positions; returns how many barriers a step has.
-int expect_each_barrier_needed(const RandomModel& model, int context, int rows, const MetalTestOptions& options) {
+int expect_each_barrier_needed(const RandomModel& model, int context, int rows, const MetalTestOptions& options,
+                               const SamplingParams& sampling = {}) {
   int phases = 1;
   for (int barrier = -1; barrier < phases - 1; ++barrier) {
     const MetalDevice device("m5max", true);
@@ -282,6 +330,7 @@ int expect_each_barrier_needed(const RandomModel& model, int context, int rows, 
     MetalBackend metal(model.shape(), model.weights(), small_options(), test_options);
     metal.allocate_state({1, (context + rows) / kKvPageRows + 1});
     Conversation talk(metal, model.shape(), 0, 1);
+    talk.sampling = sampling;
     talk.skip(context);
     metal.set_token_counts(0, {}, {});  // waits: the clearing of the slot is no part of the step
     const StepId step = talk.step(prompt(rows), true);
@@ -305,11 +354,13 @@ ModelShape one_layer_of_each() {
 TEST(MetalBarriers, EachOneOfADecodeTokenIsNeeded) {
   EXPECT_EQ(expect_each_barrier_needed(RandomModel(tiny_shape(4), 27), 0, 1, {}), 4 * 7 + 3);
 }
-// Key ranges: attention and its merge.
+// Key ranges: attention and its merge. And a token that is drawn.
 TEST(MetalBarriers, EachOneOfALongContextIsNeeded) {
   MetalTestOptions options;
   options.fixed_block_from = 512;
-  EXPECT_EQ(expect_each_barrier_needed(RandomModel(one_layer_of_each(), 28), 600, 1, options), 2 * 7 + 1 + 3);
+  SamplingParams sampling;
+  sampling.temperature = 1;
+  EXPECT_EQ(expect_each_barrier_needed(RandomModel(one_layer_of_each(), 28), 600, 1, options, sampling), 2 * 7 + 1 + 4);
 }
 // GEMMs, the scan, tiled attention, grouped experts.
 TEST(MetalBarriers, EachOneOfAPrefillChunkIsNeeded) {

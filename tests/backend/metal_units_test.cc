@@ -122,7 +122,12 @@ TEST(Ablations, NamesAreChecked) {
 TEST(Policy, AttentionLayouts) {
   const Policy policy;
   EXPECT_EQ(policy.splits(1), 1);
+  EXPECT_EQ(policy.splits(127), 1);
+  EXPECT_EQ(policy.splits(128), 2);
+  EXPECT_EQ(policy.splits(1024), 16);
   EXPECT_EQ(policy.splits(4096), 16);
+  EXPECT_EQ(policy.splits(8192), 32);
+  EXPECT_EQ(policy.splits(32767), 32);
   EXPECT_FALSE(policy.fixed_blocks(32767));
   EXPECT_TRUE(policy.fixed_blocks(32768));
   EXPECT_EQ(policy.splits(32768), 64);

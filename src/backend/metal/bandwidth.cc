@@ -10,7 +10,7 @@
 namespace calla::metal {
 
 double probe_read_bandwidth() {
-  constexpr size_t kBytes = size_t{512} << 20, kWord = 16, kGroups = 1024, kThreads = 256;
+  constexpr size_t kBytes = size_t{512} << 20, kWord = 16, kGroups = 1024, kThreads = mtl::kElementThreads;
   constexpr int kPasses = 6;
   Device device;
   const BufferSpan from = device.allocate(kBytes, "bandwidth probe");

@@ -32,6 +32,8 @@ void StepEncoder::open() {
 void StepEncoder::encode(const Kernel& kernel, const void* params, size_t params_bytes,
                          std::span<const Argument> arguments, const BufferSpan* indirect, Grid groups, size_t threads,
                          double work) {
+  const AutoreleaseScope
+      pool;  // the caller's thread may have none, and whatever the driver releases late would pile up
   check(threads <= kernel.max_threads, "threads of a threadgroup of " + kernel.name);
   if (encoder_ && work_ > 0 && work_ + work > options_.work_limit) commit();
   open();
@@ -70,6 +72,7 @@ void StepEncoder::encode(const Kernel& kernel, const void* params, size_t params
 
 void StepEncoder::commit() {
   if (!encoder_) return;
+  const AutoreleaseScope pool;
   encoder_->updateFence(fence_.get());
   fence_updated_ = true;
   encoder_->endEncoding();
@@ -87,14 +90,15 @@ std::vector<NS::SharedPtr<MTL::CommandBuffer>> StepEncoder::take() {
 void wait_for(std::span<const NS::SharedPtr<MTL::CommandBuffer>> command_buffers) {
   std::string failure;
   for (const auto& command_buffer : command_buffers) {
+    const AutoreleaseScope pool;
     command_buffer->waitUntilCompleted();
     if (command_buffer->status() != MTL::CommandBufferStatusError || !failure.empty()) continue;
-    const AutoreleaseScope pool;
     NS::Error* error = command_buffer->error();
     const auto code = error ? error->code() : 0;
     failure = "Metal: the GPU gave up on a command buffer (code " + std::to_string(code) + ": " +
               (error ? error->localizedDescription()->utf8String() : "no reason given") + ")";
     if (code == 2 || code == 14) failure += "; it took too long: use a smaller prefill chunk";
+    if (code == 4) failure += "; macOS takes no more work from this process after earlier failures: start it again";
     if (code == 8) failure += "; the GPU is out of memory: use a shorter context or close other programs";
   }
   if (!failure.empty()) throw DeviceError(failure);

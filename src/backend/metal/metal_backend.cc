@@ -123,12 +123,13 @@ void MetalBackend::make_kernels() {
         kernels_.sdpa_decode[single][fold][fixed] = &device_.kernel(
             sdpa, {bool_constant(7, single != 0), bool_constant(8, fold != 0), bool_constant(9, fixed != 0)});
   kernels_.sdpa_merge = &device_.kernel("sdpa_merge");
-  kernels_.sdpa_tile = &device_.kernel("sdpa_tile");
+  kernels_.sdpa_tile = &device_.kernel(tensor_ops_ ? "sdpa_tile_tensor" : "sdpa_tile");
   kernels_.router_topk = &device_.kernel("router_topk");
   kernels_.moe_group_rows = &device_.kernel("moe_group_rows");
   kernels_.experts_combine = &device_.kernel("experts_combine");
   kernels_.swiglu = &device_.kernel("swiglu");
   kernels_.pick_max = &device_.kernel("pick_max");
+  kernels_.pick_weights = &device_.kernel("pick_weights");
   kernels_.pick_token = &device_.kernel("pick_token");
 }
 
@@ -154,6 +155,7 @@ void MetalBackend::allocate_activations() {
   const size_t pair_width = std::max({shape_.hidden, 2 * shape_.expert_width, 2 * shape_.shared_expert_width});
   scratch_.pair_out = device_.allocate(rows * mtl::kPairs * pair_width * sizeof(bf16), "pair_out");
   scratch_.slice_max = device_.allocate(heads * pick_slices(shape_) * sizeof(mtl::SliceMax), "slice_max");
+  scratch_.pick_weights = device_.allocate(heads * ((shape_.vocab + 3) / 4 * 4) * sizeof(float), "pick_weights");
   if (ablations_.fused_dequant) {
     const size_t weights = static_cast<size_t>(shape_.experts) * shape_.expert_width * hidden;
     for (BufferSpan& span : scratch_.expanded) span = device_.allocate(weights * sizeof(bf16), "expanded experts");
@@ -176,23 +178,28 @@ double MetalBackend::probe_read_bandwidth() { return metal::probe_read_bandwidth
 
 void MetalBackend::allocate_state(const StateMemoryPlan& plan) {
   check(!pool_, "allocate_state is called once");
-  const size_t state = plan.recurrent_slots * recurrent_slot_bytes() + plan.kv_pages * kv_page_bytes();
-  const std::string refusal = working_set_refusal(
-      device_.traits(), device_.allocated_bytes() + state,
-      "the model with " + std::to_string(plan.recurrent_slots) + " sequence states and a KV cache of " +
-          std::to_string(static_cast<int64_t>(plan.kv_pages) * kKvPageRows) + " tokens");
-  if (!refusal.empty()) throw DeviceError(refusal);
-  pool_.emplace(device_, shape_, plan);
   // A sequence's table has an entry for every page it can see; sequences may share pages.
   const int context_pages = (shape_.max_context + kKvPageRows - 1) / kKvPageRows;
   const size_t table =
       static_cast<size_t>(std::min(plan.recurrent_slots, options_.max_rows)) * std::min(plan.kv_pages, context_pages);
-  for (StepBuffers& step : steps_) step.pages = device_.allocate(table * sizeof(int32_t), "page table");
   const int most_keys = std::min(plan.kv_pages * kKvPageRows, shape_.max_context);
   const int most_splits = std::max(policy_.splits(most_keys), policy_.splits(policy_.fixed_block_from - 1));
   const size_t ranges = static_cast<size_t>(policy_.sdpa_rows) * shape_.q_heads * most_splits;
-  scratch_.partials = device_.allocate(ranges * kHeadDim * sizeof(float), "attention partials");
-  scratch_.sums = device_.allocate(ranges * 2 * sizeof(float), "attention sums");
+  const size_t table_bytes = table * sizeof(int32_t);
+  const size_t partial_bytes = ranges * kHeadDim * sizeof(float);
+  const size_t sum_bytes = ranges * 2 * sizeof(float);
+
+  const size_t bytes = plan.recurrent_slots * recurrent_slot_bytes() + plan.kv_pages * kv_page_bytes() +
+                       kStepsInFlight * table_bytes + partial_bytes + sum_bytes;
+  const std::string refusal = working_set_refusal(
+      device_.traits(), device_.allocated_bytes() + bytes,
+      "the model with " + std::to_string(plan.recurrent_slots) + " sequence states and a KV cache of " +
+          std::to_string(static_cast<int64_t>(plan.kv_pages) * kKvPageRows) + " tokens");
+  if (!refusal.empty()) throw DeviceError(refusal);
+  pool_.emplace(device_, shape_, plan);
+  for (StepBuffers& step : steps_) step.pages = device_.allocate(table_bytes, "page table");
+  scratch_.partials = device_.allocate(partial_bytes, "attention partials");
+  scratch_.sums = device_.allocate(sum_bytes, "attention sums");
   residency_.hold_all();
 }
 
@@ -261,6 +268,7 @@ void MetalBackend::fill_step(const Batch& batch) {
   }
   check(row == rows_, "the sequences' rows add up to the batch");
 
+  samples_ = false;
   for (int i = 0; i < head_count_; ++i) {
     const HeadRow& head = batch.heads[i];
     const mtl::RowInfo& of_row = now.rows.as<mtl::RowInfo>()[head.row];
@@ -287,6 +295,7 @@ void MetalBackend::fill_step(const Batch& batch) {
       info.mask = i * words;
       std::copy_n(head.allowed.begin(), words, now.masks.as<uint32_t>() + info.mask);
     }
+    samples_ = samples_ || (head.pick && sampling.temperature > 0);
     now.heads.as<mtl::HeadInfo>()[i] = info;
     now.head_rows.as<int32_t>()[i] = head.row;
     now.picked.as<int32_t>()[i] = -1;

@@ -108,11 +108,12 @@ class MetalBackend final : public Backend {
     BufferSpan pair_out;       // [R, 9, H] bf16
     BufferSpan partials;       // decode attention, ranges
     BufferSpan sums;
-    BufferSpan slice_max;    // SliceMax [heads, slices]
-    BufferSpan expanded[3];  // only with fused-dequant ablated: gate, up, down of a layer, bf16
+    BufferSpan slice_max;     // SliceMax [heads, slices]
+    BufferSpan pick_weights;  // [heads, vocab rounded up to 4] f32
+    BufferSpan expanded[3];   // only with fused-dequant ablated: gate, up, down of a layer, bf16
   };
 
-  // Kernels that depend on nothing but the options.
+  // Kernels that depend on nothing but the options and the matrix units.
   struct Kernels {
     const Kernel* rmsnorm;
     const Kernel* gdn_step;
@@ -128,6 +129,7 @@ class MetalBackend final : public Backend {
     const Kernel* experts_combine;
     const Kernel* swiglu;
     const Kernel* pick_max;
+    const Kernel* pick_weights;
     const Kernel* pick_token;
   };
 
@@ -187,6 +189,7 @@ class MetalBackend final : public Backend {
   StepId next_step_ = 1;
   int rows_ = 0;
   int head_count_ = 0;
+  bool samples_ = false;  // a head does not take the largest logit
   std::vector<SequenceRows> sequences_;
   int max_sequence_rows_ = 0;
   int max_keys_ = 0;  // of a row

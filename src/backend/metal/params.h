@@ -4,6 +4,8 @@
 //
 // Binding rule: a kernel's launch parameters are buffer(0); its buffers follow as 1, 2, 3, ... in the order in which
 // the host lists them (encoder.h).
+// Launch rule: a kernel states the threads that it is launched with (max_total_threads_per_threadgroup). Otherwise the
+// compiler may give a thread so many registers that a pipeline takes fewer, and the launch is refused on the user's Mac.
 #ifdef __METAL_VERSION__
 #include <metal_stdlib>
 #define CALLA_CONSTANT constant constexpr
@@ -23,23 +25,39 @@ CALLA_CONSTANT int kTopExperts = 8;           // routed experts a token
 CALLA_CONSTANT int kPairs = kTopExperts + 1;  // routed experts and the shared one
 CALLA_CONSTANT int kPageRows = 64;            // KV rows a page
 CALLA_CONSTANT int kTaps = 4;                 // causal convolution
-CALLA_CONSTANT int kMaxExperts = 1024;        // router_topk keeps one bit per lane for every 32 experts
+CALLA_CONSTANT int kMaxExperts = 1024;        // router_topk keeps a register a lane for every 32 experts
 
 // Row-parallel GEMV: two simdgroups a threadgroup, each with these many output rows.
 CALLA_CONSTANT int kQmvSimdgroups = 2;
 CALLA_CONSTANT int kQmvRows = 4;
 CALLA_CONSTANT int kQmvGroupRows = kQmvSimdgroups * kQmvRows;
+CALLA_CONSTANT int kQmvThreads = kQmvSimdgroups * kLanes;
+CALLA_CONSTANT int kNormedRows = 8;  // rmsnorm_qmv
+CALLA_CONSTANT int kNormedGroupRows = kQmvSimdgroups * kNormedRows;
 
 // GEMM tile: rows 16 or 32 (two simdgroups for each 16 rows), 64 outputs, 64 inputs a step: one quantisation group.
 CALLA_CONSTANT int kTileN = 64;
 CALLA_CONSTANT int kTileK = 64;
 CALLA_CONSTANT int kTilePitch = kTileK + 8;  // bf16; 16 bytes of padding spread the rows over the banks
+CALLA_CONSTANT int kTileThreads = 128;       // of a 32-row tile; a 16-row tile has half
+
+// Kernels that give each head, row part or element to a simdgroup or thread of its own.
+CALLA_CONSTANT int kGroupHeads = 4;  // heads a threadgroup, a simdgroup each
+CALLA_CONSTANT int kHeadThreads = kGroupHeads * kLanes;
+CALLA_CONSTANT int kNormThreads = 128;     // rmsnorm: all for one row
+CALLA_CONSTANT int kElementThreads = 256;  // an element, word or logit at a time
+CALLA_CONSTANT int kGroupThreads = 1024;   // moe_group_rows
 
 CALLA_CONSTANT int kGdnStepSimdgroups = 16;  // gdn_step: each simdgroup has 8 of the 128 columns
-CALLA_CONSTANT int kScanColumns = 4;         // gdn_scan: simdgroups, hence columns, a threadgroup
+CALLA_CONSTANT int kGdnStepThreads = kGdnStepSimdgroups * kLanes;
+CALLA_CONSTANT int kScanColumns = 4;  // gdn_scan: simdgroups, hence columns, a threadgroup
+CALLA_CONSTANT int kScanThreads = kScanColumns * kLanes;
 
 // Decode attention: simdgroups a threadgroup; keys of a fixed block; where a context is cut in blocks of that size.
 CALLA_CONSTANT int kSdpaSimdgroups = 8;
+CALLA_CONSTANT int kSdpaThreads = kSdpaSimdgroups * kLanes;
+CALLA_CONSTANT int kMergeParts = 4;  // sdpa_merge: threads an element
+CALLA_CONSTANT int kMergeThreads = kMergeParts * kHeadSize;
 CALLA_CONSTANT int kFixedBlockKeys = 512;
 CALLA_CONSTANT int kFixedBlockFrom = 32768;
 CALLA_CONSTANT int kPackedHeads = 4;  // query heads that share each KV row load
@@ -47,10 +65,11 @@ CALLA_CONSTANT int kPackedHeads = 4;  // query heads that share each KV row load
 // Prefill attention: query rows (four simdgroups of 8) and keys of a tile. 16 keys never straddle a page.
 CALLA_CONSTANT int kAttnTileRows = 32;
 CALLA_CONSTANT int kAttnTileKeys = 16;
+CALLA_CONSTANT int kAttnThreads = kAttnTileRows / 8 * kLanes;
 
 CALLA_CONSTANT int kLastTokenStride = 4;    // a slot's last picked token has a 16-byte word for itself
 CALLA_CONSTANT int kPickThreads = 1024;     // pick_token
-CALLA_CONSTANT int kPickSlice = 4096;       // logits that a threadgroup of pick_max looks at
+CALLA_CONSTANT int kPickSlice = 2048;       // logits that a threadgroup of pick_max or pick_weights looks at
 CALLA_CONSTANT int kPickCandidates = 1024;  // sorted on chip by pick_token
 
 // --- records in the step buffer ---------------------------------------------------------------------------------
@@ -200,7 +219,8 @@ struct SwigluParams {
 struct PickParams {
   int vocab;
   int slices;
-  int count_stride;  // token counts of a slot: vocab, rounded up to whole 16-byte words
+  int count_stride;   // token counts of a slot: vocab, rounded up to whole 16-byte words
+  int weight_stride;  // weights of a head: likewise
 };
 
 struct CopyParams {
@@ -210,6 +230,10 @@ struct CopyParams {
 
 struct SumParams {
   uint32_t words;
+};
+
+struct ProbeParams {
+  int places;  // of the first operation; those of the second follow
 };
 
 struct FillParams {

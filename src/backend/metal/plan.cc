@@ -1,5 +1,6 @@
 #include "backend/metal/plan.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -28,7 +29,7 @@ class Planner {
           std::pow(static_cast<double>(shape_.rope_theta), -static_cast<double>(2 * i) / shape_.rotary_dim));
     plan.rope_frequencies = upload(frequencies, "RoPE frequencies");
     plan.embed = &device_.kernel("embed_rows", {int_constant(0, plan.embedding.bits)});
-    plan.head = &rmsnorm_qmv({plan.lm_head.bits, 4, 4, 4}, true, false);
+    plan.head = &rmsnorm_qmv({&plan.lm_head}, true, false);
     int kinds[2] = {0, 0};
     for (const LayerWeights& layer : weights.layers) {
       plan.layers.push_back(plan_layer(layer));
@@ -48,7 +49,11 @@ class Planner {
     return span;
   }
 
-  const Kernel& rmsnorm_qmv(std::array<int, 4> bits, bool gather, bool write_normed) {
+  // Matrices that are not there get the first one's format, so that no code for another one is compiled in.
+  const Kernel& rmsnorm_qmv(std::initializer_list<const BoundMatrix*> matrices, bool gather, bool write_normed) {
+    std::array<int, 4> bits;
+    bits.fill((*matrices.begin())->bits);
+    std::transform(matrices.begin(), matrices.end(), bits.begin(), [](const BoundMatrix* m) { return m->bits; });
     return device_.kernel("rmsnorm_qmv",
                           {int_constant(0, bits[0]), int_constant(1, bits[1]), int_constant(2, bits[2]),
                            int_constant(3, bits[3]), bool_constant(4, gather), bool_constant(5, write_normed)});
@@ -87,7 +92,7 @@ class Planner {
       p.a_log = upload(w.a_log, "A_log");
       p.dt_bias = upload(w.dt_bias, "dt_bias");
       p.norm = upload(w.norm, "gated norm");
-      p.project = &rmsnorm_qmv({p.qkv.matrix.bits, p.z.matrix.bits, p.a.matrix.bits, p.b.matrix.bits}, false, false);
+      p.project = &rmsnorm_qmv({&p.qkv.matrix, &p.z.matrix, &p.a.matrix, &p.b.matrix}, false, false);
       p.project_out = &out_kernel(p.out);
     } else {
       const AttentionWeights& w = *layer.attention;
@@ -98,7 +103,7 @@ class Planner {
       p.out = dense(w.out, "o_proj", kAdded);
       p.q_norm = upload(w.q_norm, "q norm");
       p.k_norm = upload(w.k_norm, "k norm");
-      p.project = &rmsnorm_qmv({p.q.matrix.bits, p.k.matrix.bits, p.v.matrix.bits, 4}, false, false);
+      p.project = &rmsnorm_qmv({&p.q.matrix, &p.k.matrix, &p.v.matrix}, false, false);
       p.project_out = &out_kernel(p.out);
     }
     plan.moe = plan_moe(layer.moe);
@@ -117,7 +122,7 @@ class Planner {
     p.shared_down = bind(w.shared_down_proj, "shared_expert.down_proj");
     same_format(p.gate, p.up, "switch_mlp.gate_proj and up_proj");
     same_format(p.shared_gate, p.shared_up, "shared_expert.gate_proj and up_proj");
-    p.route = &rmsnorm_qmv({p.router.matrix.bits, p.shared_expert_gate.matrix.bits, 4, 4}, false, true);
+    p.route = &rmsnorm_qmv({&p.router.matrix, &p.shared_expert_gate.matrix}, false, true);
     const std::initializer_list<FunctionConstant> up = {int_constant(0, p.gate.bits),
                                                         int_constant(1, p.shared_gate.bits)};
     const std::initializer_list<FunctionConstant> down = {int_constant(0, p.down.bits),

@@ -24,13 +24,16 @@ struct Policy {
     return wide && rows * kExpertsPerToken >= 16 * experts ? 32 : 16;
   }
   static int dense_tile(int rows, bool wide) { return wide && rows > 16 ? 32 : 16; }
+  static size_t tile_threads(int tile) { return tile == 32 ? mtl::kTileThreads : mtl::kTileThreads / 2; }
 
-  // Key ranges of the decode attention. General layout: 256 keys each, at most 32 ranges (with two threadgroups for
-  // each of two KV heads, 128 threadgroups: some three a core on the largest GPUs).
+  // Key ranges of the decode attention. General layout: a simdgroup waits for memory at each of its keys, so ranges have
+  // 64 of them, eight a simdgroup, until there are 16 ranges (with two threadgroups for each of two KV heads 64
+  // threadgroups, one or two a core on the largest GPUs); from 4,096 keys on 256, and at most 32 ranges. Below 128 keys
+  // one range costs less than the dispatch that merges two.
   bool fixed_blocks(int keys) const { return keys >= fixed_block_from; }
   int splits(int keys) const {
     if (fixed_blocks(keys)) return (keys + mtl::kFixedBlockKeys - 1) / mtl::kFixedBlockKeys;
-    return std::clamp(keys / 256, 1, 32);
+    return std::clamp(keys / 256, std::clamp(keys / 64, 1, 16), 32);
   }
 
   // Multiply-adds of one attention dispatch: more are cut into several.

@@ -24,9 +24,13 @@ size_t tail_bytes(const ModelShape& shape) {  // both phases
 size_t count_bytes(const ModelShape& shape) { return static_cast<size_t>(padded_vocab(shape)) * sizeof(TokenCount); }
 constexpr size_t kLastTokenBytes = mtl::kLastTokenStride * sizeof(int32_t);
 
+// Threadgroups for a word a thread.
+size_t groups_of(uint32_t words) { return (words + mtl::kElementThreads - 1) / mtl::kElementThreads; }
+
 void fill(StepEncoder& encoder, const Kernel& kernel, const BufferSpan& span, uint32_t value) {
   const auto words = static_cast<uint32_t>(span.bytes / kWord);
-  if (words > 0) encoder.dispatch(kernel, mtl::FillParams{words, value}, {writes(span)}, {(words + 255) / 256}, 256);
+  if (words > 0)
+    encoder.dispatch(kernel, mtl::FillParams{words, value}, {writes(span)}, {groups_of(words)}, mtl::kElementThreads);
 }
 
 }  // namespace
@@ -77,8 +81,8 @@ void SequenceMemory::copy_recurrent(StepEncoder& encoder, int from, int to) {
   for (size_t i = 0; i < source.size(); ++i) {
     const auto words = static_cast<uint32_t>(source[i].bytes / kWord);
     if (words == 0) continue;
-    encoder.dispatch(copy_, mtl::CopyParams{words, words}, {reads(source[i]), writes(target[i])}, {(words + 255) / 256},
-                     256);
+    encoder.dispatch(copy_, mtl::CopyParams{words, words}, {reads(source[i]), writes(target[i])}, {groups_of(words)},
+                     mtl::kElementThreads);
   }
   std::copy_n(phases_.begin() + static_cast<std::ptrdiff_t>(from) * layers_, layers_,
               phases_.begin() + static_cast<std::ptrdiff_t>(to) * layers_);
@@ -92,8 +96,8 @@ void SequenceMemory::copy_kv_page(StepEncoder& encoder, int from, int to, int ro
   const size_t pieces = page / (kKvPageRows * kRowBytes);  // a layer's keys or values of one head
   if (words == 0 || pieces == 0) return;
   encoder.dispatch(copy_, mtl::CopyParams{words, stride},
-                   {reads(kv_.part(from * page, page)), writes(kv_.part(to * page, page))},
-                   {(words + 255) / 256, pieces}, 256);
+                   {reads(kv_.part(from * page, page)), writes(kv_.part(to * page, page))}, {groups_of(words), pieces},
+                   mtl::kElementThreads);
 }
 
 void SequenceMemory::set_token_counts(int slot, std::span<const TokenId> prompt, std::span<const TokenId> generated) {

@@ -49,7 +49,8 @@ void MetalBackend::dispatch_prepare(int layer) {
                       {reads(slot(Slot::kAttnQGate)), reads(slot(Slot::kAttnK)), reads(slot(Slot::kAttnV)),
                        constant(attention.q_norm), constant(attention.k_norm), constant(plan_.rope_frequencies),
                        constant(step().rows), constant(step().pages), writes(slot(Slot::kAttnQ)), writes(pool_->kv())},
-                      {(heads + 3) / 4, static_cast<size_t>(rows_)}, 128);
+                      {(heads + mtl::kGroupHeads - 1) / mtl::kGroupHeads, static_cast<size_t>(rows_)},
+                      mtl::kHeadThreads);
   }
 }
 
@@ -86,13 +87,13 @@ void MetalBackend::attend_rows(const LayerPlan& plan, bool fold) {
          constant(now.pages), fold ? writes(slot(Slot::kAttnQ)) : reads(slot(Slot::kAttnQ)),
          fold ? updates(pool_->kv()) : reads(pool_->kv()), writes(scratch_.partials), writes(scratch_.sums),
          writes(slot(Slot::kMixed))},
-        {static_cast<size_t>(params.splits), groups, rows}, mtl::kSdpaSimdgroups * mtl::kLanes,
+        {static_cast<size_t>(params.splits), groups, rows}, mtl::kSdpaThreads,
         2.0 * shape_.q_heads * kHeadDim * max_keys_ * static_cast<double>(rows));
     if (single) continue;
     encoder_.dispatch(
         *kernels_.sdpa_merge, params,
         {reads(scratch_.partials), reads(scratch_.sums), reads(slot(Slot::kAttnQGate)), writes(slot(Slot::kMixed))},
-        {static_cast<size_t>(shape_.q_heads), rows}, kHeadDim);
+        {static_cast<size_t>(shape_.q_heads), rows}, mtl::kMergeThreads);
   }
 }
 
@@ -109,7 +110,8 @@ void MetalBackend::attend_tiles(const LayerPlan& plan) {
     encoder_.dispatch(*kernels_.sdpa_tile, params,
                       {reads(slot(Slot::kAttnQ)), reads(slot(Slot::kAttnQGate)), reads(pool_->kv()),
                        constant(now.tiles), constant(now.rows), constant(now.pages), writes(slot(Slot::kMixed))},
-                      {static_cast<size_t>(tile - params.first_tile), static_cast<size_t>(shape_.q_heads)}, 128, work);
+                      {static_cast<size_t>(tile - params.first_tile), static_cast<size_t>(shape_.q_heads)},
+                      mtl::kAttnThreads, work);
   }
 }
 

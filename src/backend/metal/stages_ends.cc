@@ -30,9 +30,9 @@ void MetalBackend::head() {
   arguments[5] = constant(m.biases);
   for (size_t i = 16; i < 20; ++i) arguments[i] = constant(step().logits);  // outputs that are not there
   arguments[15] = writes(step().logits);
-  const auto groups = static_cast<size_t>((m.shape.n + mtl::kQmvGroupRows - 1) / mtl::kQmvGroupRows);
-  encoder_.dispatch(*plan_.head, params, arguments, {groups, static_cast<size_t>(head_count_)},
-                    mtl::kQmvSimdgroups * mtl::kLanes, m.weights() * head_count_);
+  const auto groups = static_cast<size_t>((m.shape.n + mtl::kNormedGroupRows - 1) / mtl::kNormedGroupRows);
+  encoder_.dispatch(*plan_.head, params, arguments, {static_cast<size_t>(head_count_), groups}, mtl::kQmvThreads,
+                    m.weights() * head_count_);
 }
 
 void MetalBackend::pick() {
@@ -42,15 +42,24 @@ void MetalBackend::pick() {
   params.vocab = shape_.vocab;
   params.slices = (shape_.vocab + mtl::kPickSlice - 1) / mtl::kPickSlice;
   params.count_stride = pool_->count_stride();
+  params.weight_stride = (shape_.vocab + 3) / 4 * 4;
   const auto heads = static_cast<size_t>(head_count_);
+  const Grid slices = {static_cast<size_t>(params.slices), heads};
   encoder_.dispatch(
       *kernels_.pick_max, params,
       {reads(now.logits), reads(pool_->counts()), constant(now.masks), constant(now.heads), writes(scratch_.slice_max)},
-      {static_cast<size_t>(params.slices), heads}, 256);
-  encoder_.dispatch(*kernels_.pick_token, params,
-                    {reads(now.logits), updates(pool_->counts()), constant(now.masks), constant(now.heads),
-                     reads(scratch_.slice_max), writes(now.picked), updates(pool_->last_tokens())},
-                    {heads}, mtl::kPickThreads);
+      slices, mtl::kElementThreads);
+  if (samples_) {
+    encoder_.dispatch(*kernels_.pick_weights, params,
+                      {reads(now.logits), reads(pool_->counts()), constant(now.masks), constant(now.heads),
+                       reads(scratch_.slice_max), writes(scratch_.pick_weights)},
+                      slices, mtl::kElementThreads);
+  }
+  encoder_.dispatch(
+      *kernels_.pick_token, params,
+      {samples_ ? reads(scratch_.pick_weights) : constant(scratch_.pick_weights), updates(pool_->counts()),
+       constant(now.heads), reads(scratch_.slice_max), writes(now.picked), updates(pool_->last_tokens())},
+      {heads}, mtl::kPickThreads);
 }
 
 }  // namespace calla::metal

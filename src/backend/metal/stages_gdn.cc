@@ -9,7 +9,8 @@ void MetalBackend::project(const Kernel& qmv, const BufferSpan& norm, std::span<
   const BufferSpan& residual = slot(Slot::kResidual);
   if (policy_.use_gemm(rows_)) {
     encoder_.dispatch(*kernels_.rmsnorm, mtl::RmsnormParams{shape_.hidden, shape_.rms_eps},
-                      {reads(residual), constant(norm), writes(normed)}, {static_cast<size_t>(rows_)}, 128);
+                      {reads(residual), constant(norm), writes(normed)}, {static_cast<size_t>(rows_)},
+                      mtl::kNormThreads);
     for (const Output& output : outputs)
       gemm(*output.matrix, normed, shape_.hidden, output.out, output.matrix->matrix.shape.n);
     return;
@@ -36,12 +37,11 @@ void MetalBackend::project(const Kernel& qmv, const BufferSpan& norm, std::span<
     arguments[4 + 3 * i] = constant(m.scales);
     arguments[5 + 3 * i] = constant(m.biases);
     arguments[15 + i] = writes(outputs[i].out);
-    groups += (m.shape.n + mtl::kQmvGroupRows - 1) / mtl::kQmvGroupRows;
+    groups += (m.shape.n + mtl::kNormedGroupRows - 1) / mtl::kNormedGroupRows;
     work += m.weights() * rows_;
   }
   arguments[19] = keep_normed ? writes(normed) : constant(outputs[0].out);
-  encoder_.dispatch(qmv, params, arguments, {groups, static_cast<size_t>(rows_)}, mtl::kQmvSimdgroups * mtl::kLanes,
-                    work);
+  encoder_.dispatch(qmv, params, arguments, {static_cast<size_t>(rows_), groups}, mtl::kQmvThreads, work);
 }
 
 void MetalBackend::gemm(const DenseMatrix& dense, const BufferSpan& x, int in_stride, const BufferSpan& out,
@@ -52,7 +52,7 @@ void MetalBackend::gemm(const DenseMatrix& dense, const BufferSpan& x, int in_st
   const auto tiles_m = static_cast<size_t>((rows_ + tile - 1) / tile);
   encoder_.dispatch(dense.gemm.of(tile), mtl::QmmParams{m.shape, rows_, in_stride, out_stride},
                     {reads(x), constant(m.codes), constant(m.scales), constant(m.biases), updates(out)},
-                    {tiles_n, tiles_m}, static_cast<size_t>(tile) * 4, m.weights() * rows_);
+                    {tiles_n, tiles_m}, Policy::tile_threads(tile), m.weights() * rows_);
 }
 
 void MetalBackend::project_gdn(int layer) {
@@ -101,7 +101,7 @@ void MetalBackend::mix_gdn(int layer) {
         {reads(slot(Slot::kGdnQkv)), reads(slot(Slot::kGdnZ)), reads(slot(Slot::kGdnA)), reads(slot(Slot::kGdnB)),
          constant(gdn.conv), constant(gdn.a_log), constant(gdn.dt_bias), constant(gdn.norm), constant(now.sequences),
          constant(phases), updates(pool_->tails()), updates(pool_->states()), writes(slot(Slot::kMixed))},
-        {heads, rows}, mtl::kGdnStepSimdgroups * mtl::kLanes);
+        {heads, rows}, mtl::kGdnStepThreads);
     return;
   }
   const size_t conv_heads = 2 * static_cast<size_t>(shape_.gdn_key_heads) + heads + 1;
@@ -109,7 +109,7 @@ void MetalBackend::mix_gdn(int layer) {
                     {reads(slot(Slot::kGdnQkv)), reads(slot(Slot::kGdnA)), reads(slot(Slot::kGdnB)), constant(gdn.conv),
                      constant(gdn.a_log), constant(gdn.dt_bias), constant(now.sequences), constant(now.sequence_of_row),
                      constant(phases), updates(pool_->tails()), writes(scratch_.conv_out), writes(scratch_.gates)},
-                    {(conv_heads + 3) / 4, rows}, 128);
+                    {(conv_heads + mtl::kGroupHeads - 1) / mtl::kGroupHeads, rows}, mtl::kHeadThreads);
   // One dispatch, the state in registers from the first row to the last; the control stops every 32 rows.
   const int piece = ablations_.register_scan ? 32 : max_sequence_rows_;
   for (params.first_row = 0; params.first_row < max_sequence_rows_; params.first_row += piece) {
@@ -117,13 +117,13 @@ void MetalBackend::mix_gdn(int layer) {
     encoder_.dispatch(*kernels_.gdn_scan, params,
                       {reads(scratch_.conv_out), reads(scratch_.gates), constant(now.sequences),
                        updates(pool_->states()), writes(scratch_.scan_out)},
-                      {kGdnHeadDim / mtl::kScanColumns, heads, sequences_.size()}, mtl::kScanColumns * mtl::kLanes,
+                      {kGdnHeadDim / mtl::kScanColumns, heads, sequences_.size()}, mtl::kScanThreads,
                       3.0 * kGdnHeadDim * kGdnHeadDim * shape_.gdn_value_heads * std::min(piece, rows_));
   }
   encoder_.dispatch(
       *kernels_.gdn_gated_norm, params,
       {reads(scratch_.scan_out), reads(slot(Slot::kGdnZ)), constant(gdn.norm), writes(slot(Slot::kMixed))},
-      {(heads + 3) / 4, rows}, 128);
+      {(heads + mtl::kGroupHeads - 1) / mtl::kGroupHeads, rows}, mtl::kHeadThreads);
 }
 
 void MetalBackend::project_residual(int layer) {
@@ -135,13 +135,13 @@ void MetalBackend::project_residual(int layer) {
     return;
   }
   const BoundMatrix& m = out.matrix;
-  const int rows_a_group = ablations_.row_parallel ? 64 : mtl::kQmvGroupRows;
+  const int rows_a_group = ablations_.row_parallel ? mtl::kQmvThreads : mtl::kQmvGroupRows;
   encoder_.dispatch(
       plan.gdn ? *plan.gdn->project_out : *plan.attention->project_out,
       mtl::QmvParams{m.shape, shape_.mixer_width(), shape_.hidden},
       {reads(slot(Slot::kMixed)), constant(m.codes), constant(m.scales), constant(m.biases), updates(residual)},
-      {static_cast<size_t>((m.shape.n + rows_a_group - 1) / rows_a_group), static_cast<size_t>(rows_)}, 64,
-      m.weights() * rows_);
+      {static_cast<size_t>(rows_), static_cast<size_t>((m.shape.n + rows_a_group - 1) / rows_a_group)},
+      mtl::kQmvThreads, m.weights() * rows_);
 }
 
 }  // namespace calla::metal

@@ -39,7 +39,7 @@ void MetalBackend::group_rows(int /*layer*/) {
   encoder_.dispatch(
       *kernels_.moe_group_rows, params,
       {reads(slot(Slot::kExpertIds)), writes(scratch_.sorted), writes(scratch_.blocks), writes(scratch_.groups)}, {1},
-      1024);
+      mtl::kGroupThreads);
 }
 
 // The control of `gpu-routing`: stop, look at the choices, group them here, go on.
@@ -118,7 +118,7 @@ void MetalBackend::experts_up(int layer) {
          constant(moe.up.biases), constant(moe.shared_gate.codes), constant(moe.shared_gate.scales),
          constant(moe.shared_gate.biases), constant(moe.shared_up.codes), constant(moe.shared_up.scales),
          constant(moe.shared_up.biases), writes(hidden)},
-        {ceil_div(width, mtl::kQmvGroupRows), static_cast<size_t>(rows_) * mtl::kPairs}, 64, work);
+        {ceil_div(width, mtl::kQmvGroupRows), static_cast<size_t>(rows_) * mtl::kPairs}, mtl::kQmvThreads, work);
     return;
   }
   BoundMatrix gate = moe.gate, up = moe.up;
@@ -136,7 +136,7 @@ void MetalBackend::experts_up(int layer) {
        matrix(gate.scales), matrix(gate.biases), matrix(up.codes), matrix(up.scales), matrix(up.biases),
        constant(moe.shared_gate.codes), constant(moe.shared_gate.scales), constant(moe.shared_gate.biases),
        constant(moe.shared_up.codes), constant(moe.shared_up.scales), constant(moe.shared_up.biases), writes(hidden)},
-      scratch_.groups.part(0, 12), static_cast<size_t>(expert_tile_) * 4, work);
+      scratch_.groups.part(0, 12), Policy::tile_threads(expert_tile_), work);
 }
 
 void MetalBackend::experts_down(int layer) {
@@ -154,7 +154,8 @@ void MetalBackend::experts_down(int layer) {
                        reads(slot(Slot::kSharedGate)), constant(moe.down.codes), constant(moe.down.scales),
                        constant(moe.down.biases), constant(moe.shared_down.codes), constant(moe.shared_down.scales),
                        constant(moe.shared_down.biases), updates(slot(Slot::kResidual))},
-                      {ceil_div(shape_.hidden, mtl::kQmvGroupRows), static_cast<size_t>(rows_)}, 64, work);
+                      {ceil_div(shape_.hidden, mtl::kQmvGroupRows), static_cast<size_t>(rows_)}, mtl::kQmvThreads,
+                      work);
     return;
   }
   BoundMatrix down = moe.down;
@@ -169,7 +170,7 @@ void MetalBackend::experts_down(int layer) {
       {reads(hidden), reads(scratch_.sorted), reads(scratch_.blocks), matrix(down.codes), matrix(down.scales),
        matrix(down.biases), constant(moe.shared_down.codes), constant(moe.shared_down.scales),
        constant(moe.shared_down.biases), writes(scratch_.pair_out)},
-      scratch_.groups.part(12, 12), static_cast<size_t>(expert_tile_) * 4, work);
+      scratch_.groups.part(12, 12), Policy::tile_threads(expert_tile_), work);
   combine();
 }
 
@@ -177,7 +178,8 @@ void MetalBackend::combine() {
   encoder_.dispatch(*kernels_.experts_combine, mtl::CombineParams{shape_.hidden},
                     {reads(scratch_.pair_out), reads(slot(Slot::kExpertWeights)), reads(slot(Slot::kSharedGate)),
                      updates(slot(Slot::kResidual))},
-                    {ceil_div(shape_.hidden, 256), static_cast<size_t>(rows_)}, 256);
+                    {ceil_div(shape_.hidden, 4 * mtl::kElementThreads), static_cast<size_t>(rows_)},
+                    mtl::kElementThreads);
 }
 
 // Controls of `fused-chains`: gate, up and SwiGLU, down and sum as kernels of their own.
@@ -193,13 +195,14 @@ void MetalBackend::experts_up_apart(const MoePlan& moe) {
         *moe.gate_up_apart, params,
         {reads(slot(Slot::kMoeInput)), reads(slot(Slot::kExpertIds)), constant(m.codes), constant(m.scales),
          constant(m.biases), constant(shared.codes), constant(shared.scales), constant(shared.biases), writes(out)},
-        {ceil_div(width, mtl::kQmvGroupRows), static_cast<size_t>(rows_) * mtl::kPairs}, 64);
+        {ceil_div(width, mtl::kQmvGroupRows), static_cast<size_t>(rows_) * mtl::kPairs}, mtl::kQmvThreads);
   };
   projection(moe.gate, moe.shared_gate, gates);
   projection(moe.up, moe.shared_up, ups);
   encoder_.dispatch(*kernels_.swiglu, mtl::SwigluParams{shape_.expert_width, shape_.shared_expert_width},
                     {reads(gates), reads(ups), writes(slot(Slot::kExpertHidden))},
-                    {ceil_div(width, 256), static_cast<size_t>(rows_) * mtl::kPairs}, 256);
+                    {ceil_div(width, mtl::kElementThreads), static_cast<size_t>(rows_) * mtl::kPairs},
+                    mtl::kElementThreads);
 }
 
 void MetalBackend::experts_down_apart(const MoePlan& moe) {
@@ -209,7 +212,8 @@ void MetalBackend::experts_down_apart(const MoePlan& moe) {
                     {reads(slot(Slot::kExpertHidden)), reads(slot(Slot::kExpertIds)), constant(moe.down.codes),
                      constant(moe.down.scales), constant(moe.down.biases), constant(moe.shared_down.codes),
                      constant(moe.shared_down.scales), constant(moe.shared_down.biases), writes(scratch_.pair_out)},
-                    {ceil_div(shape_.hidden, mtl::kQmvGroupRows), static_cast<size_t>(rows_) * mtl::kPairs}, 64);
+                    {ceil_div(shape_.hidden, mtl::kQmvGroupRows), static_cast<size_t>(rows_) * mtl::kPairs},
+                    mtl::kQmvThreads);
   combine();
 }
 

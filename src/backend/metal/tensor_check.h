@@ -15,7 +15,8 @@ struct TensorCheckMemory {
 };
 
 // Compiles the tensor-op library, compares the lane layout that its kernels assume with what the system reports, and
-// runs a GEMM of `rows` rows over a real weight matrix in both forms. Returns "" if all is well, else what is wrong.
+// runs a GEMM of `rows` rows over a real weight matrix, and a small attention, in both forms. Returns "" if all is well,
+// else what is wrong.
 std::string check_tensor_ops(Device& device, const BoundMatrix& matrix, int rows, const TensorCheckMemory& memory);
 
 }  // namespace calla::metal

@@ -245,6 +245,7 @@ std::string Executor::run_dispatch(const Dispatch& d, uint64_t command_buffer) {
     record.kernel = pipeline.kernel;
     record.threadgroups = view.threadgroups;
     record.threads = view.threads;
+    record.max_threads = pipeline.max_threads;
     record.command_buffer = command_buffer;
     record.phase = d.phase;
     record.seconds = took.count();

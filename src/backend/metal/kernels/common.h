@@ -1,5 +1,8 @@
 #pragma once
 // Function constants, small loads and stores, and the activation functions that several kernels use.
+//
+// A rule of all kernels: a loop that indexes an array of registers carries `#pragma unroll`. Registers have no index, so
+// where the compiler leaves such a loop rolled, the array goes to memory.
 #include <metal_stdlib>
 
 #include "../params.h"

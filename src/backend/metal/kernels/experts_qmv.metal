@@ -3,43 +3,57 @@
 
 // router_topk: the eight largest router logits of a row, their softmax weights renormalised, and the shared gate.
 //   logits [R, E] f32   shared_logit [R] f32   ids [R, 8]   weights [R, 8] f32   shared_gate [R] f32
-//   Launch    grid (R), threadgroup 32: one simdgroup a row; lane l looks at experts l, l + 32, ...
+//   Launch    grid (R), threadgroup 32: one simdgroup a row; lane l holds the logits of experts l, l + 32, ... in
+//             registers, since eight rounds of loads would be most of the kernel's time.
 //   Numerics  p_i / sum p over the chosen is exp(l_i - max) / sum exp over the chosen. Ties: the lower id.
-kernel void router_topk(constant TopkParams& p [[buffer(0)]], const device float* logits [[buffer(1)]],
-                        const device float* shared_logit [[buffer(2)]], device int* ids [[buffer(3)]],
-                        device float* weights [[buffer(4)]], device float* shared_gate [[buffer(5)]],
-                        uint row [[threadgroup_position_in_grid]], ushort lane [[thread_index_in_simdgroup]]) {
+[[max_total_threads_per_threadgroup(kLanes)]] kernel void router_topk(
+    constant TopkParams& p [[buffer(0)]], const device float* logits [[buffer(1)]],
+    const device float* shared_logit [[buffer(2)]], device int* ids [[buffer(3)]], device float* weights [[buffer(4)]],
+    device float* shared_gate [[buffer(5)]], uint row [[threadgroup_position_in_grid]],
+    ushort lane [[thread_index_in_simdgroup]]) {
+  constexpr int kMine = kMaxExperts / kLanes;
   const device float* l = logits + row * uint(p.experts);
-  uint taken = 0;  // bit i: expert i * 32 + lane is chosen
+  float mine[kMine];  // of experts lane, lane + 32, ...; -inf: not there, or chosen already
+#pragma unroll
+  for (int j = 0; j < kMine; ++j) {
+    const int id = j * kLanes + int(lane);
+    mine[j] = id < p.experts ? l[id] : -INFINITY;
+  }
   float top = 0;
   float sum = 0;
-  float mine = 0;  // lane i < 8 keeps the i-th choice
+  float my_weight = 0;  // lane i < 8 keeps the i-th choice
   int my_id = 0;
   for (int i = 0; i < kTopExperts; ++i) {
     float best = -INFINITY;
     int id = p.experts;
-    for (int j = 0; j * kLanes + int(lane) < p.experts; ++j) {
-      const float value = l[j * kLanes + int(lane)];
-      if (value > best && ((taken >> j) & 1u) == 0) {
-        best = value;
+#pragma unroll
+    for (int j = 0; j < kMine; ++j) {
+      if (mine[j] > best) {
+        best = mine[j];
         id = j * kLanes + int(lane);
       }
     }
-    const float value = simd_max(best);
+    float value = simd_max(best);
     int chosen = simd_min(best == value ? id : p.experts);
-    if (chosen == p.experts) chosen = i;  // only NaN logits come here; the NaN shows in the weights
-    if (chosen % kLanes == int(lane)) taken |= 1u << (chosen / kLanes);
+    if (chosen == p.experts) {  // nothing above -inf is left: NaN logits, which must show in the weights
+      chosen = i;
+      value = NAN;
+    }
+#pragma unroll
+    for (int j = 0; j < kMine; ++j) {
+      if (chosen == j * kLanes + int(lane)) mine[j] = -INFINITY;
+    }
     if (i == 0) top = value;
-    const float e = precise::exp(l[chosen] - top);
+    const float e = precise::exp(value - top);
     sum += e;
     if (int(lane) == i) {
-      mine = e;
+      my_weight = e;
       my_id = chosen;
     }
   }
   if (int(lane) < kTopExperts) {
     ids[row * uint(kTopExperts) + lane] = my_id;
-    weights[row * uint(kTopExperts) + lane] = mine / sum;
+    weights[row * uint(kTopExperts) + lane] = my_weight / sum;
   }
   if (lane == 0) shared_gate[row] = sigmoid(shared_logit[row]);
 }
@@ -48,7 +62,7 @@ kernel void router_topk(constant TopkParams& p [[buffer(0)]], const device float
 //   x [R, K] bf16   ids [R, 8]   gate, up [E, W, K]   shared_gate, shared_up [Ws, K]   hidden [R, 8 W + Ws] bf16
 //   Launch    grid (ceil(max(W, Ws)/8), R * 9), threadgroup 64 = 2 simdgroups, 4 outputs (8 weight rows) each.
 //   Moves     2 * (8 W + Ws) * K * 0.5625 bytes of weights a row.
-kernel void experts_up_qmv(
+[[max_total_threads_per_threadgroup(kQmvThreads)]] kernel void experts_up_qmv(
     constant ExpertsParams& p [[buffer(0)]], const device bfloat* x [[buffer(1)]], const device int* ids [[buffer(2)]],
     const device uint* gate_codes [[buffer(3)]], const device bfloat* gate_scales [[buffer(4)]],
     const device bfloat* gate_biases [[buffer(5)]], const device uint* up_codes [[buffer(6)]],
@@ -79,6 +93,7 @@ kernel void experts_up_qmv(
     dot_rows_of<kQmvRows, 2>(kBits0, m, row0, input, lane, sums);
   }
   device bfloat* out = hidden + row * uint(p.out_stride) + uint(pair * p.expert.n);
+#pragma unroll
   for (int r = 0; r < kQmvRows; ++r) {
     const float g = simd_sum(sums[r]);
     const float u = simd_sum(sums[kQmvRows + r]);
@@ -91,16 +106,15 @@ kernel void experts_up_qmv(
 //   Launch    grid (ceil(N/8), R), threadgroup 64 = 2 simdgroups, 4 rows each, which walk the nine experts.
 //   Moves     N * (8 W + Ws) * 0.5625 bytes of weights a row.
 //   Numerics  the router weight multiplies each lane's partial sum, so nine experts cost one reduction.
-kernel void experts_down_qmv(constant ExpertsParams& p [[buffer(0)]], const device bfloat* hidden [[buffer(1)]],
-                             const device int* ids [[buffer(2)]], const device float* weights [[buffer(3)]],
-                             const device float* shared_gate [[buffer(4)]], const device uint* down_codes [[buffer(5)]],
-                             const device bfloat* down_scales [[buffer(6)]],
-                             const device bfloat* down_biases [[buffer(7)]],
-                             const device uint* shared_codes [[buffer(8)]],
-                             const device bfloat* shared_scales [[buffer(9)]],
-                             const device bfloat* shared_biases [[buffer(10)]], device float* residual [[buffer(11)]],
-                             uint2 tg [[threadgroup_position_in_grid]], ushort sg [[simdgroup_index_in_threadgroup]],
-                             ushort lane [[thread_index_in_simdgroup]]) {
+[[max_total_threads_per_threadgroup(kQmvThreads)]] kernel void experts_down_qmv(
+    constant ExpertsParams& p [[buffer(0)]], const device bfloat* hidden [[buffer(1)]],
+    const device int* ids [[buffer(2)]], const device float* weights [[buffer(3)]],
+    const device float* shared_gate [[buffer(4)]], const device uint* down_codes [[buffer(5)]],
+    const device bfloat* down_scales [[buffer(6)]], const device bfloat* down_biases [[buffer(7)]],
+    const device uint* shared_codes [[buffer(8)]], const device bfloat* shared_scales [[buffer(9)]],
+    const device bfloat* shared_biases [[buffer(10)]], device float* residual [[buffer(11)]],
+    uint2 tg [[threadgroup_position_in_grid]], ushort sg [[simdgroup_index_in_threadgroup]],
+    ushort lane [[thread_index_in_simdgroup]]) {
   const uint row = tg.y;
   const int row0 = int(tg.x) * kQmvGroupRows + int(sg) * kQmvRows;
   if (row0 >= p.expert.n) return;
@@ -112,6 +126,7 @@ kernel void experts_down_qmv(constant ExpertsParams& p [[buffer(0)]], const devi
     float sums[kQmvRows] = {0, 0, 0, 0};
     dot_rows_of<kQmvRows, 1>(kBits0, &m, row0, input, lane, sums);
     const float weight = weights[row * uint(kTopExperts) + uint(pair)];
+#pragma unroll
     for (int r = 0; r < kQmvRows; ++r) total[r] += weight * sums[r];
     input.x += p.expert.k;
   }
@@ -119,6 +134,7 @@ kernel void experts_down_qmv(constant ExpertsParams& p [[buffer(0)]], const devi
   float sums[kQmvRows] = {0, 0, 0, 0};
   dot_rows_of<kQmvRows, 1>(kBits1, &shared, row0, input, lane, sums);
   const float weight = shared_gate[row];
+#pragma unroll
   for (int r = 0; r < kQmvRows; ++r) {
     const float y = simd_sum(total[r] + weight * sums[r]);
     if (lane == 0 && row0 + r < p.expert.n) residual[row * uint(p.out_stride) + uint(row0 + r)] += y;
@@ -128,13 +144,13 @@ kernel void experts_down_qmv(constant ExpertsParams& p [[buffer(0)]], const devi
 // experts_qmv: one projection of the nine experts without what follows it: the control of the chain ablations.
 //   x [R, in_stride] bf16, the pair's input at pair * pair_stride   w [E, N, K]   out [R, 9, out_stride] bf16
 //   Launch    grid (ceil(max N / 8), R * 9), threadgroup 64.
-kernel void experts_qmv(constant ExpertsParams& p [[buffer(0)]], const device bfloat* x [[buffer(1)]],
-                        const device int* ids [[buffer(2)]], const device uint* codes [[buffer(3)]],
-                        const device bfloat* scales [[buffer(4)]], const device bfloat* biases [[buffer(5)]],
-                        const device uint* shared_codes [[buffer(6)]], const device bfloat* shared_scales [[buffer(7)]],
-                        const device bfloat* shared_biases [[buffer(8)]], device bfloat* out [[buffer(9)]],
-                        uint2 tg [[threadgroup_position_in_grid]], ushort sg [[simdgroup_index_in_threadgroup]],
-                        ushort lane [[thread_index_in_simdgroup]]) {
+[[max_total_threads_per_threadgroup(kQmvThreads)]] kernel void experts_qmv(
+    constant ExpertsParams& p [[buffer(0)]], const device bfloat* x [[buffer(1)]], const device int* ids [[buffer(2)]],
+    const device uint* codes [[buffer(3)]], const device bfloat* scales [[buffer(4)]],
+    const device bfloat* biases [[buffer(5)]], const device uint* shared_codes [[buffer(6)]],
+    const device bfloat* shared_scales [[buffer(7)]], const device bfloat* shared_biases [[buffer(8)]],
+    device bfloat* out [[buffer(9)]], uint2 tg [[threadgroup_position_in_grid]],
+    ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
   const uint row = tg.y / uint(kPairs);
   const int pair = int(tg.y % uint(kPairs));
   const int row0 = int(tg.x) * kQmvGroupRows + int(sg) * kQmvRows;
@@ -151,6 +167,7 @@ kernel void experts_qmv(constant ExpertsParams& p [[buffer(0)]], const device bf
     m = expert_of(m, kBits0, ids[row * uint(kTopExperts) + uint(pair)]);
     dot_rows_of<kQmvRows, 1>(kBits0, &m, row0, input, lane, sums);
   }
+#pragma unroll
   for (int r = 0; r < kQmvRows; ++r) {
     const float y = simd_sum(sums[r]);
     if (lane == 0 && row0 + r < width) out[tg.y * uint(p.out_stride) + uint(row0 + r)] = bfloat(y);
@@ -160,12 +177,13 @@ kernel void experts_qmv(constant ExpertsParams& p [[buffer(0)]], const device bf
 // swiglu: hidden = silu(gate) * up, apart from the projections: a control as above.
 //   gate, up [R, 9, stride] bf16   hidden [R, 8 W + Ws] bf16
 //   Launch    grid (ceil(width/256), R * 9), threadgroup 256.
-kernel void swiglu(constant SwigluParams& p [[buffer(0)]], const device bfloat* gate [[buffer(1)]],
-                   const device bfloat* up [[buffer(2)]], device bfloat* hidden [[buffer(3)]],
-                   uint2 tg [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
+[[max_total_threads_per_threadgroup(kElementThreads)]] kernel void swiglu(
+    constant SwigluParams& p [[buffer(0)]], const device bfloat* gate [[buffer(1)]],
+    const device bfloat* up [[buffer(2)]], device bfloat* hidden [[buffer(3)]],
+    uint2 tg [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]]) {
   const uint row = tg.y / uint(kPairs);
   const int pair = int(tg.y % uint(kPairs));
-  const int n = int(tg.x * 256 + thread_index);
+  const int n = int(tg.x) * kElementThreads + int(thread_index);
   if (n >= (pair == kTopExperts ? p.shared_width : p.expert_width)) return;
   const uint stride = uint(max(p.expert_width, p.shared_width));
   const uint at = tg.y * stride + uint(n);

@@ -33,15 +33,15 @@ inline float delta_rule(thread float4& s, float4 k, float4 q, float v, float2 ga
 //   mixed [R, stride] bf16
 //   Launch    grid (value heads, R), threadgroup 512 = 16 simdgroups, 8 columns each.
 //   Moves     128 KiB of state a head and row (read and written), 12 bytes a channel of tail.
-kernel void gdn_step(constant GdnParams& p [[buffer(0)]], const device bfloat* qkv [[buffer(1)]],
-                     const device bfloat* z [[buffer(2)]], const device float* a [[buffer(3)]],
-                     const device float* b [[buffer(4)]], const device float* conv [[buffer(5)]],
-                     const device float* a_log [[buffer(6)]], const device float* dt_bias [[buffer(7)]],
-                     const device float* norm [[buffer(8)]], const device SequenceInfo* sequences [[buffer(9)]],
-                     const device int* phases [[buffer(10)]], device bfloat* tails [[buffer(11)]],
-                     device float* states [[buffer(12)]], device bfloat* mixed [[buffer(13)]],
-                     uint2 tg [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
-                     ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
+[[max_total_threads_per_threadgroup(kGdnStepThreads)]] kernel void gdn_step(
+    constant GdnParams& p [[buffer(0)]], const device bfloat* qkv [[buffer(1)]], const device bfloat* z [[buffer(2)]],
+    const device float* a [[buffer(3)]], const device float* b [[buffer(4)]], const device float* conv [[buffer(5)]],
+    const device float* a_log [[buffer(6)]], const device float* dt_bias [[buffer(7)]],
+    const device float* norm [[buffer(8)]], const device SequenceInfo* sequences [[buffer(9)]],
+    const device int* phases [[buffer(10)]], device bfloat* tails [[buffer(11)]], device float* states [[buffer(12)]],
+    device bfloat* mixed [[buffer(13)]], uint2 tg [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]], ushort sg [[simdgroup_index_in_threadgroup]],
+    ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup float channels[3 * kStateSize];  // q, k, v after the convolution
   threadgroup float outputs[kStateSize];
   const SequenceInfo seq = sequences[tg.y];
@@ -49,6 +49,14 @@ kernel void gdn_step(constant GdnParams& p [[buffer(0)]], const device bfloat* q
   const int head = int(tg.x);
   const int ratio = p.value_heads / p.key_heads;
   const int key_width = p.key_heads * kStateSize;
+
+  // The state is asked for first: it is nearly all that this kernel reads, and comes while the convolution runs.
+  constexpr int kColumns = kStateSize / kGdnStepSimdgroups;
+  const int column0 = int(sg) * kColumns;
+  device float4* state = (device float4*)(states + state_base(p, seq.slot, head) + uint(column0 * kStateSize)) + lane;
+  float4 s[kColumns];
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) s[c] = state[c * kStateSize / 4];
 
   if (thread_index < uint(3 * kStateSize)) {
     const int part = int(thread_index) / kStateSize;
@@ -78,15 +86,11 @@ kernel void gdn_step(constant GdnParams& p [[buffer(0)]], const device bfloat* q
   const uint gate_at = row * uint(p.value_heads) + uint(head);
   const float2 gates = gates_of(a[gate_at], b[gate_at], a_log[head], dt_bias[head]);
 
-  constexpr int kColumns = kStateSize / kGdnStepSimdgroups;
-  device float* state = states + state_base(p, seq.slot, head);
+#pragma unroll
   for (int c = 0; c < kColumns; ++c) {
-    const int column = int(sg) * kColumns + c;
-    device float4* at = (device float4*)(state + column * kStateSize) + lane;
-    float4 s = *at;
-    const float o = delta_rule(s, k, q, channels[2 * kStateSize + column], gates);
-    *at = s;
-    if (lane == 0) outputs[column] = o;
+    const float o = delta_rule(s[c], k, q, channels[2 * kStateSize + column0 + c], gates);
+    state[c * kStateSize / 4] = s[c];
+    if (lane == 0) outputs[column0 + c] = o;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -106,16 +110,16 @@ kernel void gdn_step(constant GdnParams& p [[buffer(0)]], const device bfloat* q
 //   Launch    grid (ceil((2 Hk + Hv + 1) / 4), R), threadgroup 128 = 4 simdgroups, one head of 128 channels each; the
 //             last "head" has the gates.
 //   Moves     R * C * 4 bytes, and the three rows before each from the cache.
-kernel void gdn_conv(constant GdnParams& p [[buffer(0)]], const device bfloat* qkv [[buffer(1)]],
-                     const device float* a [[buffer(2)]], const device float* b [[buffer(3)]],
-                     const device float* conv [[buffer(4)]], const device float* a_log [[buffer(5)]],
-                     const device float* dt_bias [[buffer(6)]], const device SequenceInfo* sequences [[buffer(7)]],
-                     const device int* sequence_of_row [[buffer(8)]], const device int* phases [[buffer(9)]],
-                     device bfloat* tails [[buffer(10)]], device bfloat* conv_out [[buffer(11)]],
-                     device float2* gates [[buffer(12)]], uint2 tg [[threadgroup_position_in_grid]],
-                     ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
+[[max_total_threads_per_threadgroup(kHeadThreads)]] kernel void gdn_conv(
+    constant GdnParams& p [[buffer(0)]], const device bfloat* qkv [[buffer(1)]], const device float* a [[buffer(2)]],
+    const device float* b [[buffer(3)]], const device float* conv [[buffer(4)]],
+    const device float* a_log [[buffer(5)]], const device float* dt_bias [[buffer(6)]],
+    const device SequenceInfo* sequences [[buffer(7)]], const device int* sequence_of_row [[buffer(8)]],
+    const device int* phases [[buffer(9)]], device bfloat* tails [[buffer(10)]], device bfloat* conv_out [[buffer(11)]],
+    device float2* gates [[buffer(12)]], uint2 tg [[threadgroup_position_in_grid]],
+    ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
   const uint row = tg.y;
-  const int head = int(tg.x) * 4 + int(sg);
+  const int head = int(tg.x) * kGroupHeads + int(sg);
   const int heads = 2 * p.key_heads + p.value_heads;
   if (head == heads) {
     for (int h = int(lane); h < p.value_heads; h += kLanes) {
@@ -134,11 +138,13 @@ kernel void gdn_conv(constant GdnParams& p [[buffer(0)]], const device bfloat* q
   const device bfloat* first = qkv + uint(seq.first_row) * uint(p.conv_width) + uint(channel);
 
   float4 x[kTaps];  // the rows local - 3 .. local
+#pragma unroll
   for (int j = 0; j < kTaps; ++j) {
     const int at = local - (kTaps - 1) + j;
     x[j] = at >= 0 ? load4(first + at * p.conv_width) : load4(old_tail + (at + kTaps - 1) * p.conv_width);
   }
   float4 y;
+#pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float4 w = load4(conv + (channel + i) * kTaps);
     y[i] = silu(w.x * x[0][i] + w.y * x[1][i] + w.z * x[2][i] + w.w * x[3][i]);
@@ -150,6 +156,7 @@ kernel void gdn_conv(constant GdnParams& p [[buffer(0)]], const device bfloat* q
   store4(conv_out + row * uint(p.conv_width) + uint(channel), y);
   if (local == seq.rows - 1) {
     device bfloat* new_tail = tails + tail_base(p, seq.slot, 1 - phase) + channel;
+#pragma unroll
     for (int j = 1; j < kTaps; ++j) store4(new_tail + (j - 1) * p.conv_width, x[j]);
   }
 }
@@ -159,11 +166,11 @@ kernel void gdn_conv(constant GdnParams& p [[buffer(0)]], const device bfloat* q
 //   Launch    grid (128/4, value heads, sequences), threadgroup 128 = 4 simdgroups, one column each.
 //   Moves     128 KiB of state a head once, whatever the number of rows; q and k rows are shared through the cache.
 //   Numerics  state, gates and sums fp32; q, k and v bf16.
-kernel void gdn_scan(constant GdnParams& p [[buffer(0)]], const device bfloat* conv_out [[buffer(1)]],
-                     const device float2* gates [[buffer(2)]], const device SequenceInfo* sequences [[buffer(3)]],
-                     device float* states [[buffer(4)]], device float* outputs [[buffer(5)]],
-                     uint3 tg [[threadgroup_position_in_grid]], ushort sg [[simdgroup_index_in_threadgroup]],
-                     ushort lane [[thread_index_in_simdgroup]]) {
+[[max_total_threads_per_threadgroup(kScanThreads)]] kernel void gdn_scan(
+    constant GdnParams& p [[buffer(0)]], const device bfloat* conv_out [[buffer(1)]],
+    const device float2* gates [[buffer(2)]], const device SequenceInfo* sequences [[buffer(3)]],
+    device float* states [[buffer(4)]], device float* outputs [[buffer(5)]], uint3 tg [[threadgroup_position_in_grid]],
+    ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
   const SequenceInfo seq = sequences[tg.z];
   const int head = int(tg.y);
   const int column = int(tg.x) * kScanColumns + int(sg);
@@ -197,11 +204,12 @@ kernel void gdn_scan(constant GdnParams& p [[buffer(0)]], const device bfloat* c
 // gdn_gated_norm: mixed = rmsnorm(outputs) * silu(z), per row and value head (prefill).
 //   outputs [R, Vw] f32   z [R, Vw] bf16   norm [128] f32   mixed [R, stride] bf16
 //   Launch    grid (ceil(Hv/4), R), threadgroup 128 = 4 simdgroups, one head each.
-kernel void gdn_gated_norm(constant GdnParams& p [[buffer(0)]], const device float* outputs [[buffer(1)]],
-                           const device bfloat* z [[buffer(2)]], const device float* norm [[buffer(3)]],
-                           device bfloat* mixed [[buffer(4)]], uint2 tg [[threadgroup_position_in_grid]],
-                           ushort sg [[simdgroup_index_in_threadgroup]], ushort lane [[thread_index_in_simdgroup]]) {
-  const int head = int(tg.x) * 4 + int(sg);
+[[max_total_threads_per_threadgroup(kHeadThreads)]] kernel void gdn_gated_norm(
+    constant GdnParams& p [[buffer(0)]], const device float* outputs [[buffer(1)]],
+    const device bfloat* z [[buffer(2)]], const device float* norm [[buffer(3)]], device bfloat* mixed [[buffer(4)]],
+    uint2 tg [[threadgroup_position_in_grid]], ushort sg [[simdgroup_index_in_threadgroup]],
+    ushort lane [[thread_index_in_simdgroup]]) {
+  const int head = int(tg.x) * kGroupHeads + int(sg);
   if (head >= p.value_heads) return;
   const uint at = uint(head * kStateSize) + uint(lane) * 4;
   const uint in = tg.y * uint(p.value_heads * kStateSize) + at;

@@ -35,8 +35,10 @@ struct PlainInput {
 
   template <int kCount>
   void load(int k, thread float* v) {
+#pragma unroll
     for (int i = 0; i < kCount; i += 4) {
       const float4 t = load4(x + k + i);
+#pragma unroll
       for (int j = 0; j < 4; ++j) v[i + j] = t[j];
     }
   }
@@ -51,10 +53,12 @@ struct NormedInput {
 
   template <int kCount>
   void load(int k, thread float* v) {
+#pragma unroll
     for (int i = 0; i < kCount; i += 4) {
       const float4 t = load4(x + k + i);
       const float4 w = load4(weight + k + i);
       sum_squares += dot(t, t);
+#pragma unroll
       for (int j = 0; j < 4; ++j) v[i + j] = t[j] * w[j];
     }
   }
@@ -64,6 +68,7 @@ struct NormedInput {
 template <int kBits>
 float prescale(thread float* x) {
   float sum = 0;
+#pragma unroll
   for (int i = 0; i < lane_values<kBits>(); ++i) {
     sum += x[i];
     if (kBits == 4) x[i] *= 1.0f / float(1u << (4 * (i % 8)));
@@ -77,13 +82,16 @@ float code_dot(const device uint* codes, const thread float* x) {
   float sum = 0;
   if (kBits == 16) {
     const device bfloat* values = (const device bfloat*)codes;
+#pragma unroll
     for (int i = 0; i < 8; ++i) sum += x[i] * float(values[i]);
     return sum;
   }
   constexpr int kPerWord = kBits == 16 ? 1 : 32 / kBits;
   constexpr uint kMask = (1u << (kBits & 15)) - 1u;
   const uint2 words = *(const device uint2*)codes;
+#pragma unroll
   for (int j = 0; j < 2; ++j) {
+#pragma unroll
     for (int i = 0; i < kPerWord; ++i) {
       sum += x[j * kPerWord + i] * float(words[j] & (kMask << (kBits * i & 31)));
     }
@@ -105,8 +113,10 @@ void dot_rows(const thread Matrix* matrices, int row0, thread Input& input, usho
     const float sum = prescale<kBits>(x);
     const uint word = uint(k) * uint(kBits) / 32u;
     const uint group = uint(k) >> shape.group_shift;
+#pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const uint row = uint(min(row0 + r, shape.n - 1));
+#pragma unroll
       for (int m = 0; m < kMatrices; ++m) {
         const float d = code_dot<kBits>(matrices[m].codes + row * words + word, x);
         if (kBits == 16) {
@@ -138,6 +148,7 @@ inline void dequantise8(Matrix m, int bits, int row, int k, thread float* w) {
   const uint r = uint(row);
   if (bits == 16) {
     const device bfloat* values = (const device bfloat*)m.codes + r * uint(m.shape.k) + uint(k);
+#pragma unroll
     for (int i = 0; i < 8; ++i) w[i] = float(values[i]);
     return;
   }
@@ -147,8 +158,10 @@ inline void dequantise8(Matrix m, int bits, int row, int k, thread float* w) {
   const float bias = float(m.biases[g]);
   if (bits == 4) {
     const uint word = codes[0];
+#pragma unroll
     for (int i = 0; i < 8; ++i) w[i] = scale * float((word >> (4 * i)) & 15u) + bias;
   } else {
+#pragma unroll
     for (int i = 0; i < 8; ++i) w[i] = scale * float((codes[i / 4] >> (8 * (i % 4))) & 255u) + bias;
   }
 }

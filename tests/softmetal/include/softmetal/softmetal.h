@@ -98,6 +98,7 @@ struct DispatchRecord {
   std::string kernel;
   Size3 threadgroups;
   Size3 threads;
+  uint32_t max_threads = 0;     // of a threadgroup of its pipeline: what the kernel states, or the device's limit
   uint64_t command_buffer = 0;  // sequence number
   int phase = 0;                // of its encoder: barriers before it
   double seconds = 0;           // on this machine
