@@ -16,6 +16,7 @@ struct BackendInfo {
   bool fills_outlines = false;  // takes weights without memory (weights_outline.h) and makes random ones on the device
   bool software = false;        // stands in for a device that is not there: only for tests, and `auto` never takes it
   std::vector<std::string> ablations;  // what `--ablate` can switch off
+  int prefill_rows = 512;  // of a prompt in a step: enough for speed, few enough for others to have their turn
 };
 
 // All backends that Calla knows, in order of preference for `auto`.

@@ -33,7 +33,7 @@ struct BenchOptions {
   std::vector<int> contexts = {0, 1024, 4096};
   int repetitions = 3;
   int decode_tokens = 32;
-  int chunk = 512;
+  int chunk = 0;  // 0: as the engine reads prompts on the backend
   std::string synthetic;
   int layers = 0;
   bool profile = false;
@@ -102,6 +102,7 @@ class Bench {
     report_.repetitions = options_.repetitions;
     report_.bytes_per_token = bytes_at(0);
     // Warm-up: pages in, caches and clocks up, and recorded steps recorded.
+    evaluator_->reset();
     evaluator_->pick(take(std::min(static_cast<int>(tokens_.size()), kWarmUpPrompt)));
     evaluator_->decode(kWarmUpSteps);
 
@@ -285,9 +286,8 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_option("--decode-tokens", options->decode_tokens, "Tokens to decode at each context length")
       ->check(between(1, 4096))
       ->capture_default_str();
-  command->add_option("--chunk", options->chunk, "Rows of a prefill step")
-      ->check(between(1, 8192))
-      ->capture_default_str();
+  command->add_option("--chunk", options->chunk, "Rows of a prefill step (default: as the engine on this backend)")
+      ->check(between(1, 8192));
   command
       ->add_option("--synthetic", options->synthetic,
                    "Random weights of this shape instead of a model: " + shapes + "; made in seconds")
@@ -307,6 +307,7 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       "once on, taking turns.");
   add_model_options(*command, options->model, false);
   command->callback([options, &exit_code] {
+    if (options->chunk == 0) options->chunk = choose_backend(options->model.backend).prefill_rows;
     const auto& ablate = options->model.ablate;
     const bool all = std::find(ablate.begin(), ablate.end(), "all") != ablate.end();
     exit_code = all ? bench_ablations(*options) : bench(*options);

@@ -60,6 +60,8 @@ std::unique_ptr<LoadedEngine> load_engine(const EngineOptions& options) {
   SchedulerOptions scheduler_options = options.scheduler;
   scheduler_options.warn = options.warn;
   if (!scheduler_options.cache_dir.empty()) scheduler_options.model_id = fingerprint(engine->model.checkpoint);
+  scheduler_options.prefill_chunk = choose_backend(options.backend).prefill_rows;
+  scheduler_options.shared_chunk = scheduler_options.prefill_chunk / 4;
   BackendOptions backend_options = options.backend_options;
   backend_options.max_rows = std::max(scheduler_options.prefill_chunk, scheduler_options.max_sequences);
   backend_options.max_heads = scheduler_options.max_sequences;

@@ -382,6 +382,10 @@ class Tools(unittest.TestCase):
         self.assertEqual(table.returncode, 0, table.stderr)
         self.assertRegex(table.stdout, r"mechanism +prefill of 16 +prefill of 32 +decode at 0 +Lily's figure")
         self.assertRegex(table.stdout, r"\navx512 .*%  -\n")
+        # The longest sequence comes last, so that the next run's warm-up begins behind it.
+        longest_last = calla("bench", "-b", "cpu", "--ablate", "all", "--prompts", "16", "--contexts", "0,150", "-r", "2",
+                             "--decode-tokens", "2", "--json")
+        self.assertEqual(longest_last.returncode, 0, longest_last.stderr)
 
     def test_bench_of_random_weights_with_a_profile(self):
         # A prompt as long as the warm-up and no context behind it: the warm-up's own steps must have room.
