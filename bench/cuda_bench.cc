@@ -1,5 +1,6 @@
 // cuda_bench: the CUDA backend by itself; all but `golden` need no checkpoint.
 //   cuda_bench check [1 | 2]    every stage against the reference, on random models of tiny (1) and of full (2) width
+//   cuda_bench compare          logits of a few tokens, as they are against --ablate's, on random weights (--layers N)
 //   cuda_bench golden DIR       the golden outputs beside a checkpoint
 //   cuda_bench decode [C...]    decode at batch 1 at the full 40-layer shape, at contexts C (default: ten, 256..128K)
 //   cuda_bench batch [C]        decode with 1..32 sequences at context C (default 1024)
@@ -8,6 +9,7 @@
 // --ablate NAME switches a mechanism off, --layers N takes fewer than 40. Weights and cache contents are random; medians over repetitions.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <functional>
@@ -88,8 +90,8 @@ int check_all(const Arguments& arguments) {
   if (which != 1) {
     ModelShape wide = real_shape(4);
     wide.layer_kinds = {LayerKind::kGatedDeltaNet, LayerKind::kAttention};
-    const bool brief = arguments.layers == 1;
-    if (brief) wide.layer_kinds.pop_back();
+    const bool brief = arguments.layers <= 2;
+    if (arguments.layers == 1) wide.layer_kinds.pop_back();
     wide.vocab = 8192;
     options.batches = {{"decode at 200", {{200, 1}}},
                        {"decode of 3", {{0, 1}, {77, 1}, {192, 1}}},
@@ -97,6 +99,7 @@ int check_all(const Arguments& arguments) {
                        {"ragged 5 + 1 + 17", {{3, 5}, {64, 1}, {60, 17}}}};
     if (brief) options.batches.resize(1);
     for (int sequences : {2, 5, 8, 17, 32}) {
+      if (brief) break;
       BatchCase batch{"decode of " + std::to_string(sequences), {}};
       for (int i = 0; i < sequences; ++i) batch.sequences.push_back({3 * i, 1});
       options.batches.push_back(batch);
@@ -297,6 +300,52 @@ void bench_decode(const Arguments& arguments) {
   }
 }
 
+// Logits of twelve greedy tokens from an empty context.
+std::vector<std::vector<float>> decode_logits(const Arguments& arguments, std::vector<TokenId>& tokens) {
+  Bench bench(arguments, 32, 1, 64);
+  std::vector<std::vector<float>> rows;
+  bench.backend().clear_recurrent(0);
+  const bool given = !tokens.empty();
+  TokenId token = 1234;
+  for (int position = 0; position < 12; ++position) {
+    if (given) token = tokens[static_cast<size_t>(position)];
+    if (!given) tokens.push_back(token);
+    const SequenceRows sequence{0, bench.pages(0), position, 1};
+    HeadRow head;
+    head.pick = true;
+    Batch batch;
+    batch.tokens = std::span(&token, 1);
+    batch.sequences = std::span(&sequence, 1);
+    batch.heads = std::span(&head, 1);
+    batch.want_logits = true;
+    const StepId id = forward(bench.backend(), bench.shape(), batch);
+    bench.backend().wait(id);
+    const std::span<const float> logits = bench.backend().logits(id, 0);
+    rows.emplace_back(logits.begin(), logits.end());
+    token = bench.backend().picked(id)[0];
+  }
+  return rows;
+}
+
+int compare(const Arguments& arguments) {
+  std::vector<TokenId> tokens;
+  Arguments plain = arguments;
+  plain.ablate.clear();
+  const auto ours = decode_logits(plain, tokens), theirs = decode_logits(arguments, tokens);
+  double worst = 0;
+  for (size_t i = 0; i < ours.size(); ++i) {
+    double difference = 0, norm = 0;
+    for (size_t j = 0; j < ours[i].size(); ++j) {
+      difference += std::pow(double{ours[i][j]} - theirs[i][j], 2);
+      norm += std::pow(double{theirs[i][j]}, 2);
+    }
+    const double error = std::sqrt(difference / norm);
+    worst = error <= worst ? worst : error;
+    std::printf("compare token %2zu: relative error %.2e (norm %.3g)\n", i, error, std::sqrt(norm));
+  }
+  return worst < 2e-2 ? 0 : 1;
+}
+
 void bench_batch(const Arguments& arguments) {
   const int context = arguments.numbers.empty() ? 1024 : arguments.numbers[0];
   Bench bench(arguments, 32, 32, context);
@@ -429,6 +478,7 @@ int run(int argc, char** argv) {
   }
   if (arguments.command == "check") return check_all(arguments) == 0 ? 0 : 1;
   if (arguments.command == "golden") return check_golden(arguments) == 0 ? 0 : 1;
+  if (arguments.command == "compare") return compare(arguments);
   if (arguments.command == "decode") return bench_decode(arguments), 0;
   if (arguments.command == "batch") return bench_batch(arguments), 0;
   if (arguments.command == "prefill") return bench_prefill(arguments), 0;

@@ -2,7 +2,10 @@
 // is no GPU.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "backend/create.h"
+#include "backend/weights_outline.h"
 #include "base/error.h"
 #include "model/forward.h"
 #include "selftest/random_model.h"
@@ -140,6 +143,48 @@ TEST_F(CudaStep, RowsOfABatchDoNotDisturbEachOther) {
     const StepId step = forward(*backend, model_.shape(), batch);
     backend->wait(step);
     EXPECT_EQ(backend->picked(step)[1], single[static_cast<size_t>(i)]);
+  }
+}
+
+// Four layers of the real widths, one kernel between attentions, against a kernel a stage. Two tokens: a later one may
+// choose other experts where two are close.
+TEST_F(CudaStep, TheTokenProgramComputesWhatItsStagesDo) {
+  const ModelShape shape = real_shape(4);
+  const ModelWeights weights = outline_weights(shape, 17);
+  const auto logits_without = [&](std::vector<std::string> ablate) {
+    BackendOptions options;
+    options.max_rows = options.max_heads = 1;
+    options.ablate = std::move(ablate);
+    const auto backend = create_cuda_backend(shape, weights, options);
+    backend->allocate_state({1, 1});
+    backend->clear_recurrent(0);
+    std::vector<std::vector<float>> rows;
+    for (int position = 0; position < 2; ++position) {
+      const TokenId token = 1234 + position;
+      const int32_t page = 0;
+      const SequenceRows sequence{0, std::span(&page, 1), position, 1};
+      const HeadRow head;
+      Batch batch;
+      batch.tokens = std::span(&token, 1);
+      batch.sequences = std::span(&sequence, 1);
+      batch.heads = std::span(&head, 1);
+      batch.want_logits = true;
+      const StepId step = forward(*backend, shape, batch);
+      backend->wait(step);
+      const std::span<const float> logits = backend->logits(step, 0);
+      rows.emplace_back(logits.begin(), logits.end());
+    }
+    return rows;
+  };
+  const auto program = logits_without({}), stages = logits_without({"token-program"});
+  for (size_t row = 0; row < program.size(); ++row) {
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < program[row].size(); ++i) {
+      const double d = double{program[row][i]} - stages[row][i];
+      difference += d * d;
+      norm += double{stages[row][i]} * stages[row][i];
+    }
+    EXPECT_LT(std::sqrt(difference / norm), 5e-3) << "token " << row;  // 2e-3 is seen
   }
 }
 

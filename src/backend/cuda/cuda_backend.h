@@ -2,8 +2,8 @@
 // CudaBackend: the stages of backend.h on an NVIDIA GPU.
 //
 // Reading order: layout.h (weights), step.h (what a step tells the kernels), this file, cuda_backend.cc (steps and their
-// recording), stages.cc (which kernel runs when), then the kernels: for decode gdn_layer, linear_resident, linear_stream and
-// linear_rows (before Hopper linear_decode), experts_token, experts_stream and experts_rows (before Hopper experts_decode),
+// recording), stages.cc (which kernel runs when), then the kernels: for decode token_program (one row of the
+// real shape), else linear_stream and linear_rows (before Hopper linear_decode), experts_stream and experts_rows (before Hopper experts_decode),
 // gdn_decode, attention_rows; for prefill gemm, group_rows, gdn_prefill, attention_tiles; pick; plain for the rest.
 //
 // Forms. Few rows run through the decode kernels (memory-bound, weights read once for all rows): projections and experts up
@@ -20,7 +20,6 @@
 #include "backend/cuda/attention.h"
 #include "backend/cuda/bandwidth.h"
 #include "backend/cuda/experts_decode.h"
-#include "backend/cuda/experts_token.h"
 #include "backend/cuda/gdn.h"
 #include "backend/cuda/gemm.h"
 #include "backend/cuda/group_rows.h"
@@ -30,6 +29,7 @@
 #include "backend/cuda/profile.h"
 #include "backend/cuda/state.h"
 #include "backend/cuda/step.h"
+#include "backend/cuda/token_program.h"
 #include "backend/cuda/weights.h"
 
 namespace calla::cuda {
@@ -41,12 +41,9 @@ struct Mechanisms {
   bool gqa_packing = true;       // eight query heads share each read of the cache (decode)
   bool split_kv = true;          // a row's cache is shared out among blocks (decode)
   bool fused_choice = true;      // the experts are chosen inside the expert kernels (decode)
-  bool split_experts =
-      true;                 // one row's route, experts_up and experts_down are kernels of their own; else one (Hopper)
-  bool expert_list = true;  // an expert's weights are read once for the rows that chose it (7..32 rows)
-  bool fused_gdn = true;    // one kernel for a GDN token (decode)
-  bool gdn_layer = true;    // ... and its projection in the same kernel (decode, one row, Hopper)
-  bool resident_weights = true;  // a projection's weights all wait in shared memory (decode, one row, Hopper)
+  bool expert_list = true;       // an expert's weights are read once for the rows that chose it (7..32 rows)
+  bool token_program = true;  // one row's stages, from layer to layer, as one kernel (decode, Hopper, the real shape)
+  bool fused_gdn = true;      // one kernel for a GDN token (decode)
   bool weight_stream = true;  // weights wait in shared memory for the activations (decode, Hopper); else in registers
   bool wgmma = true;          // prefill on tensor cores, experts grouped; else eight rows at a time (Hopper)
 
@@ -156,11 +153,6 @@ class CudaBackend final : public Backend {
   bool one_pass_norm() const {
     return step_.rows == 1 || (decode_rows() && !(mechanisms_.weight_stream && device_.is_hopper()));
   }
-  // RMSNorm, projection and recurrence of one token as one kernel.
-  bool gdn_in_one_kernel(const LayerOnDevice& l) const {
-    return mechanisms_.gdn_layer && l.conv != nullptr && l.in.packed &&
-           gdn_layer_fits(device_, l.in.view, shape_.gdn_key_heads, shape_.gdn_value_heads);
-  }
   bool wgmma() const { return mechanisms_.wgmma && device_.is_hopper(); }
   bool grouped_experts(const LayerOnDevice& layer) const {
     return !decode_rows() && !listed_experts(layer) && wgmma() && layer.experts.packed && shape_.experts <= 1024;
@@ -173,10 +165,10 @@ class CudaBackend final : public Backend {
   bool stream_experts(const ExpertsDecode& e) const {
     return mechanisms_.weight_stream && experts_stream_fit(device_, e);
   }
-  // route, experts_up and experts_down of the layer run as one kernel, started by the last.
-  bool fused_experts(const LayerOnDevice& layer) const {
-    return step_.rows == 1 && token_words_.size_bytes() > 0 && !mechanisms_.split_experts && experts_token_fits(layer);
-  }
+  // One row of the shape that the token program is written for.
+  bool in_program() const { return step_.rows == 1 && program_layers_; }
+  TokenPhase& add_phase(TokenPhaseKind kind, double bytes);
+  void run_program();  // what has been put off into it
   void route_now(int index);
   void experts_up_now(int index);
   void settle();                    // runs what has been put off
@@ -214,13 +206,11 @@ class CudaBackend final : public Backend {
   Activations slots_;
   DeviceArray<double> inverse_frequency_;
   DeviceArray<float> convolved_, block_scalars_;    // GDN prefill scratch
-  DeviceArray<GdnExchange> gdn_exchange_;           // [GDN layer][key head]
   DeviceArray<int32_t> pairs_, expert_tile_count_;  // experts' prefill scratch
   DeviceArray<ExpertTile> expert_tiles_;
-  DeviceArray<uint2> token_words_;     // empty where experts_token.cu cannot run
-  DeviceArray<uint32_t> token_flags_;  // and the generation
-  DeviceArray<uint16_t> expert_out_;   // bf16 [row][9][hidden]
-  DeviceArray<float> partial_;         // split-KV scratch
+  DeviceArray<TokenWords> token_words_;  // empty where token_program.cu cannot run
+  DeviceArray<uint16_t> expert_out_;     // bf16 [row][9][hidden]
+  DeviceArray<float> partial_;           // split-KV scratch
   DeviceArray<float> sample_weights_;
   DeviceArray<uint64_t> pick_best_;
   DeviceArray<uint32_t> pick_arrived_;
@@ -238,8 +228,11 @@ class CudaBackend final : public Backend {
   bool want_logits_ = false;
   bool sampled_ = false;
   bool deep_attention_ = false;  // some split of the cache has more than two pages
-  int pending_projection_ = -1;  // layer whose project_gdn() is left to mix_gdn(), which does both in one kernel
-  // Stages put off until experts_down() can run them as one kernel.
+  bool program_layers_ = false;  // every layer fits the token program
+  TokenProgram program_;         // phases put off until something else is asked for
+  double program_bytes_ = 0;
+  int pending_projection_ = -1;  // layer whose project_gdn() is left to mix_gdn(), for the token program
+  // Stages put off until experts_down() can put them into the token program as one phase.
   enum class PutOff : uint8_t { kNothing, kRoute, kRouteAndUp };
   PutOff put_off_ = PutOff::kNothing;
   int put_off_layer_ = 0;

@@ -1,6 +1,5 @@
 #pragma once
-// Packed 4-bit weights times one row of activations, on the integer tensor cores; for blocks whose weights all wait in
-// shared memory.
+// Packed 4-bit weights times one row of activations, on the integer tensor cores; for the token program.
 //
 // x becomes 16-bit fixed point with one factor a group of 64 inputs: x = factor (256 high + low), both signed bytes, to
 // 2^-16 of the group's largest element (fp16 has 2^-12 of each). The codes need no conversion: a word of eight becomes
@@ -58,30 +57,38 @@ __device__ __forceinline__ float max_or_nan(float a, float b) {
   return r;
 }
 
-// Stores a thread's inputs of a round; sixteen neighbouring lanes hold one group. All lanes of a warp call it; `valid`:
-// the (padded) row has this group.
-template <int kWarps>
-__device__ __forceinline__ void store_fixed(const FixedRow& to, int round, const FixedInputs& v, bool valid) {
-  float top = max_or_nan(max_or_nan(fabsf(v.low.x), fabsf(v.low.y)), max_or_nan(fabsf(v.high.x), fabsf(v.high.y)));
-#pragma unroll
-  for (int offset = 1; offset < 16; offset *= 2) top = max_or_nan(top, __shfl_xor_sync(0xffffffffu, top, offset));
-  constexpr float kLargest = 127 * 256;
+// A thread's inputs times `inverse` as whole numbers of 16 bits: their high bytes, and their low ones, in the operands' order.
+inline constexpr float kLargestFixed = 127 * 256;
+__device__ __forceinline__ void split_fixed(const FixedInputs& v, float inverse, uint32_t& high, uint32_t& low) {
   // Adding 1.5 x 2^23 leaves the rounded number in the low bits; 128 more makes its second byte `high` and its first
   // `low` + 128. A group of zeros becomes some finite bytes with factor 0.
   constexpr float kInteger = 12582912.0f + 128.0f;
-  const float inverse = __fdividef(kLargest, top);
   const uint32_t n0 = __float_as_uint(fmaf(v.low.x, inverse, kInteger));
   const uint32_t n1 = __float_as_uint(fmaf(v.high.x, inverse, kInteger));
   const uint32_t n2 = __float_as_uint(fmaf(v.low.y, inverse, kInteger));
   const uint32_t n3 = __float_as_uint(fmaf(v.high.y, inverse, kInteger));
   const uint32_t n01 = __byte_perm(n0, n1, 0x5140), n23 = __byte_perm(n2, n3, 0x5140);
+  high = __byte_perm(n01, n23, 0x7632);
+  low = __byte_perm(n01, n23, 0x5410) ^ 0x80808080u;
+}
+
+// Stores the four inputs of place `place` (those of thread `place` in the first round of staging, counted on through the
+// rounds); sixteen neighbouring lanes hold one group. All lanes of a warp call it; `valid`: the (padded) row has this group.
+__device__ __forceinline__ void store_four(const FixedRow& to, int place, const FixedInputs& v, bool valid = true) {
+  float top = max_or_nan(max_or_nan(fabsf(v.low.x), fabsf(v.low.y)), max_or_nan(fabsf(v.high.x), fabsf(v.high.y)));
+#pragma unroll
+  for (int offset = 1; offset < 16; offset *= 2) top = max_or_nan(top, __shfl_xor_sync(0xffffffffu, top, offset));
+  uint32_t high, low;
+  split_fixed(v, __fdividef(kLargestFixed, top), high, low);
   if (!valid) return;
-  const int tid = static_cast<int>(threadIdx.x);
-  const int group = round * (kFixedRoundInputs<kWarps> / kGroup) + tid / 16, step = tid / 4 % 4, q = tid % 4;
-  auto* words = reinterpret_cast<uint32_t*>(to.operands) + group * 32 + q * 4 + step;
-  words[0] = __byte_perm(n01, n23, 0x7632);
-  words[16] = __byte_perm(n01, n23, 0x5410) ^ 0x80808080u;
-  if (tid % 16 == 0) to.factors[group] = top * (1 / kLargest);
+  auto* words = reinterpret_cast<uint32_t*>(to.operands) + place / 16 * 32 + place % 4 * 4 + place / 4 % 4;
+  words[0] = high;
+  words[16] = low;
+  if (place % 16 == 0) to.factors[place / 16] = top * (1 / kLargestFixed);
+}
+template <int kWarps>
+__device__ __forceinline__ void store_fixed(const FixedRow& to, int round, const FixedInputs& v, bool valid) {
+  store_four(to, round * (kFixedRoundInputs<kWarps> / 4) + static_cast<int>(threadIdx.x), v, valid);
 }
 
 // c[16][8] += a[16][32] b[32][8], a unsigned, b signed bytes. Lane l = 4 r + q: a = rows r, r + 8 at four k, then the same

@@ -6,16 +6,6 @@
 
 namespace calla::cuda {
 
-// What the blocks of a key head tell each other in the one-kernel form of a layer: words of a number (low half) and the run
-// of the kernel that it belongs to. A layer has its own, zero at first.
-inline constexpr int kGdnExchangeBlocks = 8;
-struct alignas(128) GdnExchange {
-  uint64_t qk[2 * kGdnHeadDim];
-  uint64_t gates[kGdnExchangeBlocks][4];  // each block's part of a of both value heads, of b of both
-  uint64_t squares[kGdnExchangeBlocks];
-  uint32_t runs[kGdnExchangeBlocks];  // that each block has done
-};
-
 // One GDN layer's view of a step.
 struct GdnParams {
   StepView step;
@@ -38,7 +28,6 @@ struct GdnParams {
   // and the scalars of each block of four rows [gdn_blocks()][value_heads][kBlockScalars].
   float* convolved = nullptr;
   float* block_scalars = nullptr;
-  GdnExchange* exchange = nullptr;  // [key_heads], this layer's
 
   __host__ __device__ int channels() const { return (2 * key_heads + value_heads) * kGdnHeadDim; }
   __host__ __device__ size_t state_floats() const {
@@ -58,18 +47,6 @@ constexpr size_t gdn_blocks(size_t rows) { return rows / kBlockRows + rows + 1; 
 bool gdn_decode_fits(const DeviceInfo& device, int key_heads, int value_heads);
 // One token of each sequence (step.rows == step.sequence_count), everything in one kernel.
 void gdn_decode(const Launch& launch, const GdnParams& p);
-
-// What the one-kernel form of a layer reads besides: the residual row, RMSNorm's weights, the input projections.
-struct GdnInput {
-  const float* residual = nullptr;
-  const float* norm = nullptr;
-  PackedView weights;
-};
-// True if a token's projection and recurrence can be one kernel: Hopper, 4 bits, two value heads a key head, and a
-// multiprocessor for each block.
-bool gdn_layer_fits(const DeviceInfo& device, const PackedView& weights, int key_heads, int value_heads);
-// RMSNorm, input projections and gdn_decode of one row; leaves the projected row in gdn.projected too.
-void gdn_layer_decode(const Launch& launch, const GdnParams& gdn, const GdnInput& in);
 
 // Any rows: three kernels.
 void gdn_prefill(const Launch& launch, const GdnParams& p);

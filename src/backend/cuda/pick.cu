@@ -1,5 +1,5 @@
 // pick_greedy: the largest logit of each head, ties to the lowest id.
-//   Launch    grid (32, heads), block 256; blocks meet in an atomicMax, the last one writes the result.
+//   Launch    grid (128, heads), block 256; blocks meet in an atomicMax, the last one writes the result.
 //   Moves     4 vocab bytes a head. Latency-bound.
 // pick_sampled: penalties, mask, temperature, top_k, min_p, top_p, draw.
 //   Launch    a block of 1024 a head. No sort: candidates are ordered by weight (exp((l - max) / T)), so "the first k",
@@ -13,7 +13,7 @@
 namespace calla::cuda {
 namespace {
 
-constexpr int kGreedyBlocks = 32, kGreedyThreads = 256;
+constexpr int kGreedyBlocks = 128, kGreedyThreads = 256;
 constexpr int kThreads = 1024;
 constexpr double kMassUnit = 17592186044416.0;  // 2^44
 

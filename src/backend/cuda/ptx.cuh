@@ -104,8 +104,8 @@ __device__ __forceinline__ uint32_t pack_bf162(float low, float high) {
 __device__ __forceinline__ float2 unpack_half2(uint32_t pair) {
   return __half22float2(*reinterpret_cast<const __half2*>(&pair));
 }
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
-__device__ __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 // ---- warps --------------------------------------------------------------------------------------------------------
 template <int kWidth = 32>

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "backend/cuda/cuda_backend.h"
-#include "backend/cuda/linear_resident.h"
 #include "backend/cuda/linear_rows.h"
 #include "backend/cuda/linear_stream.h"
 #include "backend/cuda/plain.h"
@@ -16,6 +15,8 @@ namespace calla::cuda {
 namespace {
 
 constexpr int kFewRows = 32;
+
+TokenMatrix matrix(const PackedView& v) { return {v.codes, v.scales}; }
 
 }  // namespace
 
@@ -28,14 +29,38 @@ Launch CudaBackend::launch_after_any() const {
 // A projection of one to eight rows, in the form that fits the GPU.
 void CudaBackend::project_rows(const PackedView& w, const GemvInput& in, int rows, float* out, size_t out_stride,
                                int columns, bool add) const {
-  const bool plain = in.heads == nullptr && in.normed_out == nullptr && (in.residual != nullptr) != add;
-  if (rows == 1 && plain && mechanisms_.resident_weights && resident_fits(device_, w)) {
-    gemv_resident(launch_, w, in, out, columns, add);
-  } else if (mechanisms_.weight_stream && stream_fits(device_, w, rows)) {
+  if (mechanisms_.weight_stream && stream_fits(device_, w, rows)) {
     gemv_stream(launch_, w, in, rows, out, out_stride, columns, add);
   } else {
     gemv(launch_, w, in, rows, out, out_stride, columns, add);
   }
+}
+
+// The token program: stages of one row are put off, and run as one kernel when something else is asked for.
+TokenPhase& CudaBackend::add_phase(TokenPhaseKind kind, double bytes) {
+  // A phase receives the row of the phase in front of it, if that one sends it; else from its slot.
+  const auto front = program_.count > 0 ? program_.phases[program_.count - 1].kind : kind;
+  const bool follows = kind == TokenPhaseKind::kOut       ? front == TokenPhaseKind::kGdn
+                       : kind == TokenPhaseKind::kExperts ? front == TokenPhaseKind::kOut
+                                                          : front == TokenPhaseKind::kExperts;
+  if (!follows || program_.count == kMostTokenPhases) run_program();
+  program_bytes_ += bytes;
+  TokenPhase& phase = program_.phases[program_.count++];
+  phase = {};
+  phase.kind = kind;
+  return phase;
+}
+
+void CudaBackend::run_program() {
+  if (program_.count == 0) return;
+  program_.sequence = step_.sequences;
+  program_.slot_floats = recurrent_.slot_floats();
+  program_.eps = shape_.rms_eps;
+  program_.a = slots_;
+  program_.words = token_words_.data();
+  count_bytes(std::exchange(program_bytes_, 0));
+  run_token_program(launch_, program_);
+  program_.count = 0;
 }
 
 void CudaBackend::embed() { embed_rows(launch_, weights_.embedding, step_, recurrent_.last_picked(), slots_.residual); }
@@ -98,14 +123,20 @@ void CudaBackend::project(const LayerOnDevice& l) {
 }
 
 void CudaBackend::project_gdn(int index) {
-  const LayerOnDevice& l = layer(index);
-  if (step_.rows == 1 && gdn_in_one_kernel(l)) {
+  if (in_program()) {
     pending_projection_ = index;
   } else {
-    project(l);
+    project(layer(index));
   }
 }
-void CudaBackend::project_attention(int index) { project(layer(index)); }
+void CudaBackend::project_attention(int index) {
+  const LayerOnDevice& l = layer(index);
+  if (!in_program()) return project(l);
+  TokenPhase& phase = add_phase(TokenPhaseKind::kProject, static_cast<double>(l.in.bytes));
+  phase.norm = l.input_norm;
+  phase.tiles = l.in.view.tiles;
+  phase.weights = matrix(l.in.view);
+}
 
 GdnParams CudaBackend::gdn_params(int index) const {
   const LayerOnDevice& l = layer(index);
@@ -129,22 +160,35 @@ GdnParams CudaBackend::gdn_params(int index) const {
   p.mixed_stride = static_cast<size_t>(shape_.mixer_width());
   p.convolved = convolved_.data();
   p.block_scalars = block_scalars_.data();
-  p.exchange = gdn_exchange_.data() + index_in_kind_[static_cast<size_t>(index)] * shape_.gdn_key_heads;
   return p;
 }
 
 void CudaBackend::settle_projection() {
+  run_program();
   if (pending_projection_ >= 0) project(layer(std::exchange(pending_projection_, -1)));
 }
 
 void CudaBackend::mix_gdn(int index) {
-  count_bytes(2.0 * sizeof(float) * step_.sequence_count * shape_.gdn_value_heads * kGdnHeadDim * kGdnHeadDim);
-  if (pending_projection_ == index) {
+  const double state_bytes =
+      2.0 * sizeof(float) * step_.sequence_count * shape_.gdn_value_heads * kGdnHeadDim * kGdnHeadDim;
+  if (pending_projection_ == index && in_program()) {
     const LayerOnDevice& l = layer(index);
     pending_projection_ = -1;
-    count_bytes(static_cast<double>(l.in.bytes));
-    return gdn_layer_decode(launch_, gdn_params(index), {slots_.residual, l.input_norm, l.in.view});
+    TokenPhase& phase = add_phase(TokenPhaseKind::kGdn, static_cast<double>(l.in.bytes) + state_bytes);
+    phase.norm = l.input_norm;
+    phase.weights = matrix(l.in.view);
+    phase.conv = l.conv;
+    phase.decay_rate = l.decay_rate;
+    phase.dt_bias = l.dt_bias;
+    phase.gdn_norm = l.gdn_norm;
+    phase.state = recurrent_.layer(index_in_kind_[static_cast<size_t>(index)]);
+    program_.z_column = l.in.columns[1];
+    program_.a_column = l.in.columns[2];
+    program_.b_column = l.in.columns[3];
+    return;
   }
+  settle();
+  count_bytes(state_bytes);
   const bool one_row_each = step_.rows == step_.sequence_count;
   if (one_row_each && mechanisms_.fused_gdn && gdn_decode_fits(device_, shape_.gdn_key_heads, shape_.gdn_value_heads)) {
     gdn_decode(launch_, gdn_params(index));
@@ -178,9 +222,13 @@ AttentionParams CudaBackend::attention_params(int index) const {
   return p;
 }
 
-void CudaBackend::prepare_attention(int index) { attention_prepare(launch_, attention_params(index)); }
+void CudaBackend::prepare_attention(int index) {
+  run_program();
+  attention_prepare(launch_, attention_params(index));
+}
 
 void CudaBackend::attend(int index) {
+  run_program();
   count_bytes(cached_bytes_);
   const bool one_row_each = step_.rows == step_.sequence_count;
   if (!decode_rows() && !one_row_each && wgmma()) {
@@ -192,12 +240,16 @@ void CudaBackend::attend(int index) {
 
 void CudaBackend::project_residual(int index) {
   const LayerOnDevice& l = layer(index);
+  if (in_program()) {
+    add_phase(TokenPhaseKind::kOut, static_cast<double>(l.out.bytes)).weights = matrix(l.out.view);
+    return;
+  }
   count_bytes(static_cast<double>(l.out.bytes));
   multiply(l.out, slots_.mixed, static_cast<size_t>(shape_.mixer_width()), step_.rows, slots_.residual,
            static_cast<size_t>(shape_.hidden), true);
 }
 
-// One row's route, experts_up and experts_down are one kernel, which the last starts. Whoever looks in between gets them
+// One row's route, experts_up and experts_down are one phase of the token program. Whoever looks in between gets them
 // one by one.
 void CudaBackend::settle() {
   settle_projection();
@@ -207,8 +259,7 @@ void CudaBackend::settle() {
 }
 
 void CudaBackend::route(int index) {
-  settle();
-  if (!fused_experts(layer(index))) return route_now(index);
+  if (!in_program()) return route_now(index);
   put_off_ = PutOff::kRoute;
   put_off_layer_ = index;
 }
@@ -308,19 +359,19 @@ void CudaBackend::experts_up_now(int index) {
 
 void CudaBackend::experts_down(int index) {
   const LayerOnDevice& l = layer(index);
-  count_bytes(expert_bytes(l) / 3);
   if (put_off_ == PutOff::kRouteAndUp && put_off_layer_ == index) {
     put_off_ = PutOff::kNothing;
-    ExpertsToken e;
-    e.layer = &l;
-    e.eps = shape_.rms_eps;
-    e.slots = slots_;
-    e.exchange = {token_words_.data(), token_words_.data() + shape_.experts, token_flags_.data(),
-                  token_flags_.data() + kTokenFlags};
-    count_bytes(static_cast<double>(l.router.bytes) + expert_bytes(l) * 2 / 3);
     choice_pending_ = false;  // the kernel leaves it
-    return experts_token(launch_, e);
+    TokenPhase& phase = add_phase(TokenPhaseKind::kExperts, static_cast<double>(l.router.bytes) + expert_bytes(l));
+    phase.norm = l.post_norm;
+    phase.weights = matrix(l.experts.up);
+    phase.down = matrix(l.experts.down);
+    phase.shared_up = matrix(l.shared.up);
+    phase.shared_down = matrix(l.shared.down);
+    phase.router = matrix(l.router.view);
+    return;
   }
+  count_bytes(expert_bytes(l) / 3);
   settle();
   if (grouped_experts(l)) {
     const auto hidden = static_cast<size_t>(shape_.hidden);
@@ -341,6 +392,7 @@ void CudaBackend::experts_down(int index) {
 }
 
 void CudaBackend::head() {
+  run_program();
   const Linear& w = weights_.head;
   count_bytes(static_cast<double>(w.bytes));
   const auto hidden = static_cast<size_t>(shape_.hidden), vocab = static_cast<size_t>(shape_.vocab);

@@ -54,7 +54,7 @@ __device__ __forceinline__ int choose_ids(const Logit& logit, int experts) {
 // A chosen expert's weight from its logit (-infinity in the other lanes).
 __device__ __forceinline__ float expert_weight(float logit) {
   const float share = __expf(logit - __shfl_sync(0xffffffffu, logit, 0));
-  return share / sum_lanes(share);
+  return __fdividef(share, sum_lanes(share));
 }
 
 __device__ __forceinline__ ChosenExpert choose_experts(const float* logits, int experts) {
