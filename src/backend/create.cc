@@ -30,6 +30,8 @@ BackendInfo choose_backend(const std::string& name) {
 std::unique_ptr<Backend> create_backend(const std::string& name, const ModelShape& shape, const ModelWeights& weights,
                                         const BackendOptions& options) {
   const std::string chosen = choose_backend(name).name;
+  if (options.full_precision && chosen != "cpu" && chosen != "reference")
+    throw UsageError("--full-precision: the " + chosen + " backend has one precision; use --backend cpu or reference");
   if (chosen == "cuda") return create_cuda_backend(shape, weights, options);
   if (chosen == "metal") return create_metal_backend(shape, weights, options);
   if (chosen == "cpu") return create_cpu_backend(shape, weights, options);

@@ -5,8 +5,10 @@
 //   metal_counts [bytes|kv|scan|experts|steps] [context]        all, at 4096, by default; some minutes
 //
 // lm_head and the pick are linear in the vocabulary, so a sixteenth of it is counted.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <string>
 #include <string_view>
 
@@ -268,6 +270,11 @@ int main(int argc, char** argv) {
   softmetal::set_options(options);
   softmetal::record_dispatches(true);
   const std::string what = argc > 1 ? argv[1] : "all";
+  if (const std::string known[] = {"all", "bytes", "kv", "scan", "experts", "steps"};
+      argc > 3 || std::find(std::begin(known), std::end(known), what) == std::end(known)) {
+    std::fprintf(stderr, "usage: metal_counts [all | bytes | kv | scan | experts | steps [context]]\n");
+    return 2;
+  }
   const int context = argc > 2 ? std::atoi(argv[2]) : 4096;
   const RandomModel model(two_layers(), 31);
   Facts facts;

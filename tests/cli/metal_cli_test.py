@@ -5,8 +5,11 @@ Usage: metal_cli_test.py CALLA SOURCE_DIR
 import json
 import os
 import re
+import shutil
+import struct
 import subprocess
 import sys
+import tempfile
 import unittest
 
 CALLA, SOURCE = sys.argv[1], sys.argv[2]
@@ -25,6 +28,13 @@ class Default(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("(cpu:", result.stderr)
         self.assertIn("metal (a software device here)", calla("run", "--help").stdout)
+
+
+    def test_one_precision(self):
+        for command in (["run", "hi"], ["selftest"]):
+            result = calla(*command, "--backend", "metal", "--full-precision")
+            self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+            self.assertIn("--full-precision: the metal backend has one precision", result.stderr)
 
 
 class Answers(unittest.TestCase):
@@ -55,6 +65,43 @@ class Answers(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("memory checks on", result.stderr)
         self.assertNotIn("softmetal:", result.stderr)
+
+
+class OtherFiles(unittest.TestCase):
+    """calla-tiny in files that differ from the one that is shipped."""
+
+    def run_changed(self, change, backend):
+        """Runs a copy whose header (padded to any length) and tensors' bytes `change(header, data)` has edited."""
+        tiny = os.path.join(SOURCE, "models", "calla-tiny")
+        with tempfile.TemporaryDirectory() as folder:
+            copy = os.path.join(folder, "model")
+            shutil.copytree(tiny, copy)
+            path = os.path.join(copy, "model.safetensors")
+            with open(path, "rb") as file:
+                size = struct.unpack("<Q", file.read(8))[0]
+                header, data = file.read(size), bytearray(file.read())
+            header = change(header, data)
+            with open(path, "wb") as file:
+                file.write(struct.pack("<Q", len(header)) + header + data)
+            return calla("run", "--backend", backend, "-m", copy, "--greedy", "--no-think", "-n", "8",
+                         "What is a kangaroo?")
+
+    def test_tensors_at_any_address(self):
+        for padding in (1, 2, 4, 6):
+            result = self.run_changed(lambda header, data: header + b" " * padding, "metal")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn(ANSWER[:20], result.stdout)
+
+    def test_a_nan_in_a_router_is_no_answer(self):
+        def damage(header, data):
+            begin = json.loads(header)["language_model.model.layers.0.mlp.gate.scales"]["data_offsets"][0]
+            data[begin:begin + 2] = b"\xc0\x7f"
+            return header
+
+        for backend in ("cpu", "metal"):
+            result = self.run_changed(damage, backend)
+            self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
+            self.assertIn("not finite", result.stderr)
 
 
 class Measures(unittest.TestCase):

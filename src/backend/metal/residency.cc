@@ -73,8 +73,9 @@ std::string working_set_refusal(const DeviceTraits& traits, size_t needed_bytes,
   const size_t megabytes = (needed_bytes + kSpare + kStep - 1) / kStep * (kStep >> 20);
   return "Metal: " + what + " needs " + gigabytes(needed_bytes) + " of GPU memory, but macOS lets the GPU hold " +
          gigabytes(traits.working_set_bytes) + " on this machine (" + traits.name +
-         "). Use a shorter context or fewer sequences, or raise the limit until the next restart, leaving the system "
-         "a few GB:\n  sudo sysctl iogpu.wired_limit_mb=" +
+         "). Use a shorter context or fewer sequences or, if the machine has that much memory and a few GB more for "
+         "the "
+         "system, raise the limit until the next restart:\n  sudo sysctl iogpu.wired_limit_mb=" +
          std::to_string(megabytes);
 }
 

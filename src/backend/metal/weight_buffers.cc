@@ -11,8 +11,8 @@
 namespace calla::metal {
 namespace {
 
-constexpr size_t kCodeAlignment = 8;  // a lane loads 64 bits of codes at once
-constexpr size_t kNumberAlignment = 2;
+constexpr size_t kCodeAlignment = 8;    // a lane loads 64 bits of codes at once
+constexpr size_t kNumberAlignment = 4;  // offsets of a binding are multiples of 4
 
 struct Tensor {
   MemorySpan memory;

@@ -14,9 +14,9 @@ std::string hex(const void* p) {
   return text;
 }
 
-std::string who(const Toucher& t, const Size3& grid) {
+// `g`: the threadgroup's number; of threadgroup memory, whose cells know none, the one that it belongs to.
+std::string who(const Toucher& t, const Size3& grid, uint32_t g) {
   if (t.several() == Toucher::kGroups) return "threads of several threadgroups";
-  const uint32_t g = t.group();
   std::string text = "thread " + std::to_string(t.thread()) + " of threadgroup (" + std::to_string(g % grid.x) + ", " +
                      std::to_string(g / grid.x % grid.y) + ", " + std::to_string(g / (grid.x * grid.y)) + ")";
   if (t.several() != Toucher::kOne)
@@ -129,7 +129,7 @@ void MemoryChecker::device_access(Worker& worker, const Region& region, size_t a
         raced = before;
       }
     }
-    if (!ordered) race(worker, raced, me, write, pc, where());
+    if (!ordered) race(worker, raced, me, write, pc, where(), false);
   }
   if (count_) counter_.device(worker.lane(), region.index, region.name, region.begin + at, bytes, write, pc);
 }
@@ -164,7 +164,7 @@ void MemoryChecker::threadgroup_access(Worker& worker, size_t at, size_t bytes, 
       raced = before;
     }
   }
-  if (!ordered) race(worker, raced, me, write, pc, where());
+  if (!ordered) race(worker, raced, me, write, pc, where(), true);
   if (fresh && !write)
     report(worker, Fault::kUninitialised,
            "reads " + std::to_string(bytes) + " bytes at " + where() + "; nothing wrote them", pc);
@@ -185,11 +185,12 @@ bool MemoryChecker::touch(Cell& cell, const Toucher& me, bool write) {
 }
 
 void MemoryChecker::race(Worker& worker, const Cell& old, const Toucher& me, bool write, const void* pc,
-                         const std::string& where) {
+                         const std::string& where, bool in_group) {
   const bool with_write = !old.write.before(me) && !(old.write.atomic() && me.atomic());
   const Toucher& other = with_write ? old.write : old.read;
   report(worker, Fault::kRace,
-         std::string(write ? "writes " : "reads ") + where + ", which " + who(other, worker.dispatch().threadgroups) +
+         std::string(write ? "writes " : "reads ") + where + ", which " +
+             who(other, worker.dispatch().threadgroups, in_group ? worker.group_number() : other.group()) +
              (with_write ? " wrote" : " read") + " with no barrier between",
          pc);
 }

@@ -51,7 +51,8 @@ class MemoryChecker {
   void device_access(Worker& worker, const Region& region, size_t at, size_t bytes, bool write, const void* pc,
                      bool atomic);
   void threadgroup_access(Worker& worker, size_t at, size_t bytes, bool write, const void* pc, bool atomic);
-  void race(Worker& worker, const Cell& old, const Toucher& me, bool write, const void* pc, const std::string& where);
+  void race(Worker& worker, const Cell& old, const Toucher& me, bool write, const void* pc, const std::string& where,
+            bool in_group);  // of threadgroup memory
   // Updates a cell; false if the access races with an earlier one.
   static bool touch(Cell& cell, const Toucher& me, bool write);
   void report(Worker& worker, Fault fault, const std::string& message, const void* pc, const std::string& lanes = "");

@@ -3,9 +3,11 @@
 #include <dlfcn.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <initializer_list>
 #include <memory>
 #include <stdexcept>
 #include <utility>
@@ -35,28 +37,60 @@ void choose_seed(Options& o) {
   if (o.seed == 0) o.seed = mix(static_cast<uint64_t>(std::chrono::system_clock::now().time_since_epoch().count())) | 1;
 }
 
+// A variable that means nothing would make a test pass that tests nothing.
+[[noreturn]] void refuse(const char* name, const std::string& value, const char* expected) {
+  throw std::invalid_argument(std::string("softmetal: ") + name + "='" + value + "': expected " + expected);
+}
+
+bool flag(const char* name, bool otherwise) {
+  const char* value = std::getenv(name);
+  if (value == nullptr) return otherwise;
+  const std::string text = value;
+  if (text != "0" && text != "1") refuse(name, text, "0 or 1");
+  return text == "1";
+}
+
+uint64_t number(const char* name, uint64_t otherwise, uint64_t most) {
+  const char* value = std::getenv(name);
+  if (value == nullptr) return otherwise;
+  char* end = nullptr;
+  errno = 0;
+  const uint64_t parsed = std::strtoull(value, &end, 0);
+  if (end == value || *end != '\0' || errno != 0 || parsed > most || *value == '-')
+    refuse(name, value, ("a number up to " + std::to_string(most)).c_str());
+  return parsed;
+}
+
+// The value of a variable among named ones.
+template <class T>
+T choice(const char* name, T otherwise, std::initializer_list<std::pair<const char*, T>> known) {
+  const char* value = std::getenv(name);
+  if (value == nullptr) return otherwise;
+  std::string names;
+  for (const auto& [text, meaning] : known) {
+    if (std::string(value) == text) return meaning;
+    names += (names.empty() ? "" : ", ") + std::string(text);
+  }
+  refuse(name, value, names.c_str());
+}
+
 Options initial_options() {
+  constexpr uint64_t kMostThreads = 256;
   const char* device = std::getenv("SOFTMETAL_DEVICE");
   Options o = device ? device_preset(device) : Options{};
-  const auto flag = [](const char* name, bool fallback) {
-    const char* value = std::getenv(name);
-    return value ? std::string(value) != "0" : fallback;
-  };
   o.check = flag("SOFTMETAL_CHECK", o.check);
   o.count = flag("SOFTMETAL_COUNT", o.count);
   o.shuffle = flag("SOFTMETAL_SHUFFLE", o.shuffle);
   o.strict_bindings = flag("SOFTMETAL_STRICT_BINDINGS", o.strict_bindings);
-  if (const char* seed = std::getenv("SOFTMETAL_SEED")) o.seed = std::strtoull(seed, nullptr, 0);
-  if (const char* threads = std::getenv("SOFTMETAL_THREADS")) o.threads = std::atoi(threads);
-  if (const char* layout = std::getenv("SOFTMETAL_LAYOUT"))
-    o.tensor_layout = std::string(layout) == "shuffled" ? TensorLayout::kShuffled : TensorLayout::kM5;
-  if (const char* fault = std::getenv("SOFTMETAL_TENSOR_FAULT")) {
-    const std::string name = fault;
-    o.tensor_fault = name == "element" ? TensorFault::kOneElement
-                     : name == "tail"  ? TensorFault::kDroppedTail
-                     : name == "sums"  ? TensorFault::kShortSums
-                                       : TensorFault::kNone;
-  }
+  o.seed = number("SOFTMETAL_SEED", o.seed, UINT64_MAX);
+  o.threads = static_cast<int>(number("SOFTMETAL_THREADS", static_cast<uint64_t>(o.threads), kMostThreads));
+  o.tensor_layout =
+      choice("SOFTMETAL_LAYOUT", o.tensor_layout, {{"m5", TensorLayout::kM5}, {"shuffled", TensorLayout::kShuffled}});
+  o.tensor_fault = choice("SOFTMETAL_TENSOR_FAULT", o.tensor_fault,
+                          {{"none", TensorFault::kNone},
+                           {"element", TensorFault::kOneElement},
+                           {"tail", TensorFault::kDroppedTail},
+                           {"sums", TensorFault::kShortSums}});
   choose_seed(o);
   return o;
 }

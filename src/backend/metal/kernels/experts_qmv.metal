@@ -14,11 +14,14 @@
   constexpr int kMine = kMaxExperts / kLanes;
   const device float* l = logits + row * uint(p.experts);
   float mine[kMine];  // of experts lane, lane + 32, ...; -inf: not there, or chosen already
+  bool finite = true;
 #pragma unroll
   for (int j = 0; j < kMine; ++j) {
     const int id = j * kLanes + int(lane);
     mine[j] = id < p.experts ? l[id] : -INFINITY;
+    finite = finite && !isnan(mine[j]);
   }
+  finite = simd_all(finite);  // a NaN is never the largest, so it has to be carried into the weights
   float top = 0;
   float sum = 0;
   float my_weight = 0;  // lane i < 8 keeps the i-th choice
@@ -35,7 +38,7 @@
     }
     float value = simd_max(best);
     int chosen = simd_min(best == value ? id : p.experts);
-    if (chosen == p.experts) {  // nothing above -inf is left: NaN logits, which must show in the weights
+    if (chosen == p.experts) {  // nothing above -inf is left
       chosen = i;
       value = NAN;
     }
@@ -53,7 +56,7 @@
   }
   if (int(lane) < kTopExperts) {
     ids[row * uint(kTopExperts) + lane] = my_id;
-    weights[row * uint(kTopExperts) + lane] = my_weight / sum;
+    weights[row * uint(kTopExperts) + lane] = finite ? my_weight / sum : NAN;
   }
   if (lane == 0) shared_gate[row] = sigmoid(shared_logit[row]);
 }

@@ -13,7 +13,9 @@
 namespace softmetal {
 
 // --- options -----------------------------------------------------------------------------------------------------
-// Initial values come from the environment (SOFTMETAL_DEVICE, _CHECK, _SEED, _THREADS, _COUNT, _LAYOUT, _TENSOR_FAULT).
+// Initial values come from the environment (SOFTMETAL_DEVICE, _CHECK, _COUNT,
+// _STRICT_BINDINGS, _SEED, _SHUFFLE, _THREADS, _LAYOUT, _TENSOR_FAULT); one that means nothing is refused by throwing
+// std::invalid_argument.
 struct Options {
   std::string device_name = "Apple M5 Max";
   std::string architecture = "applegpu_g17s";
