@@ -15,10 +15,6 @@
 
 namespace calla::cuda {
 
-// The functions' kWarps is the number of warps that stage the row together: the block's first.
-template <int kWarps>
-inline constexpr int kFixedRoundInputs = kWarps * 32 * 4;
-
 // In shared memory: [chunk][lane] 16-byte operands, then the groups' factors.
 struct FixedRow {
   uint4* operands;
@@ -36,18 +32,10 @@ struct FixedInputs {
   float2 low, high;
   __device__ float squares() const { return low.x * low.x + low.y * low.y + high.x * high.x + high.y * high.y; }
 };
-// k of this thread in round i of staging.
-template <int kWarps>
-__device__ __forceinline__ int fixed_input(int round) {
+// k of this thread, where a thread stages four inputs.
+__device__ __forceinline__ int fixed_input() {
   const int tid = static_cast<int>(threadIdx.x);
-  return round * kFixedRoundInputs<kWarps> + tid / 4 * 16 + tid % 4 * 2;
-}
-__device__ __forceinline__ FixedInputs load_fixed(const float* x, int k) {
-  return {__ldcg(reinterpret_cast<const float2*>(x + k)), __ldcg(reinterpret_cast<const float2*>(x + k + 8))};
-}
-__device__ __forceinline__ FixedInputs load_fixed(const __half* x, int k) {
-  return {unpack_half2(__ldcg(reinterpret_cast<const unsigned*>(x + k))),
-          unpack_half2(__ldcg(reinterpret_cast<const unsigned*>(x + k + 8)))};
+  return tid / 4 * 16 + tid % 4 * 2;
 }
 
 // NaN if either is.
@@ -72,25 +60,19 @@ __device__ __forceinline__ void split_fixed(const FixedInputs& v, float inverse,
   low = __byte_perm(n01, n23, 0x5410) ^ 0x80808080u;
 }
 
-// Stores the four inputs of place `place` (those of thread `place` in the first round of staging, counted on through the
-// rounds); sixteen neighbouring lanes hold one group. All lanes of a warp call it; `valid`: the (padded) row has this group.
-__device__ __forceinline__ void store_four(const FixedRow& to, int place, const FixedInputs& v, bool valid = true) {
+// Stores the four inputs of place `place` (thread `place`'s, see fixed_input); sixteen neighbouring lanes hold one group. All
+// lanes of a warp call it.
+__device__ __forceinline__ void store_four(const FixedRow& to, int place, const FixedInputs& v) {
   float top = max_or_nan(max_or_nan(fabsf(v.low.x), fabsf(v.low.y)), max_or_nan(fabsf(v.high.x), fabsf(v.high.y)));
 #pragma unroll
   for (int offset = 1; offset < 16; offset *= 2) top = max_or_nan(top, __shfl_xor_sync(0xffffffffu, top, offset));
   uint32_t high, low;
   split_fixed(v, __fdividef(kLargestFixed, top), high, low);
-  if (!valid) return;
   auto* words = reinterpret_cast<uint32_t*>(to.operands) + place / 16 * 32 + place % 4 * 4 + place / 4 % 4;
   words[0] = high;
   words[16] = low;
   if (place % 16 == 0) to.factors[place / 16] = top * (1 / kLargestFixed);
 }
-template <int kWarps>
-__device__ __forceinline__ void store_fixed(const FixedRow& to, int round, const FixedInputs& v, bool valid) {
-  store_four(to, round * (kFixedRoundInputs<kWarps> / 4) + static_cast<int>(threadIdx.x), v, valid);
-}
-
 // c[16][8] += a[16][32] b[32][8], a unsigned, b signed bytes. Lane l = 4 r + q: a = rows r, r + 8 at four k, then the same
 // of the second half; b = column r; c as in mma_f16.
 __device__ __forceinline__ void mma_u8s8(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,

@@ -119,7 +119,7 @@ __device__ __forceinline__ void multiply_tiles(const Block& b, RingPlace at, int
 }
 
 __device__ __forceinline__ FixedInputs load_norm(const float* norm) {
-  const int k = fixed_input<kWarps>(0);
+  const int k = fixed_input();
   return {*reinterpret_cast<const float2*>(norm + k), *reinterpret_cast<const float2*>(norm + k + 8)};
 }
 __device__ __forceinline__ FixedInputs scaled(const FixedInputs& v, float factor) {
@@ -132,7 +132,7 @@ __device__ __forceinline__ FixedInputs product(const FixedInputs& a, const Fixed
 // The residual row times the norm's weights as the next product's input; its squares. Needs a barrier.
 __device__ __forceinline__ void stage_residual(const Block& b, const FixedInputs& norm, uint32_t generation) {
   const FixedInputs v = receive_residual(*b.program.words, generation);
-  store_fixed<kWarps>(b.row(), 0, product(v, norm), true);
+  store_four(b.row(), static_cast<int>(threadIdx.x), product(v, norm));
   const float squares = sum_lanes(v.squares());
   if (threadIdx.x % 32 == 0) b.s.squares[threadIdx.x / 32] = squares;
 }

@@ -101,7 +101,7 @@ __device__ __forceinline__ void experts_phase(const Block& b, const TokenPhase& 
   float4 sums = make_float4(v.squares(), router.dot(0, x), router.dot(1, x), gate.dot(0, x));
   sums = make_float4(sum_lanes(sums.x), sum_lanes(sums.y), sum_lanes(sums.z), sum_lanes(sums.w));
   if (lane == 0) s.parts[warp] = sums;
-  store_fixed<kWarps>(b.row(), 0, x, true);
+  store_four(b.row(), tid, x);
   consumer_barrier();
   sums = s.parts[lane % kWarps];
   const float scale = rsqrtf(sum_lanes<kWarps>(sums.x) / kHidden + b.program.eps);
@@ -114,7 +114,7 @@ __device__ __forceinline__ void experts_phase(const Block& b, const TokenPhase& 
   if (block == 0) {
     if (tid == 0) b.program.a.shared_gate[0] = shared_gate;
     const FixedInputs normed = scaled(x, scale);
-    __half* to = b.program.a.moe_input + fixed_input<kWarps>(0);
+    __half* to = b.program.a.moe_input + fixed_input();
     *reinterpret_cast<uint32_t*>(to) = pack_half2(normed.low.x, normed.low.y);
     *reinterpret_cast<uint32_t*>(to + 8) = pack_half2(normed.high.x, normed.high.y);
   }
