@@ -72,7 +72,7 @@ TEST_P(MetalAblation, Conforms) {
     options.reference = taped_reference(tape);
     options.backend.ablate = {GetParam()};
     options.batches = {{"decode at 300", {{300, 1}}}, {"prefill 70 at 5", {{5, 70}}}};
-    expect_conforms(metal_factory(), model, options);
+    expect_conforms(metal_factory_of(chip), model, options);
   }
 }
 

@@ -32,7 +32,7 @@ TEST_P(MetalFull, CheckedWithoutEachMechanism) {
     options.reference = taped_reference(tape);
     options.backend.ablate = {name};
     options.batches = {{"decode of 2 at 600", {{600, 1}, {70, 1}}}, {"ragged 5 + 1 + 35", {{3, 5}, {64, 1}, {60, 35}}}};
-    expect_conforms(metal_factory(), model, options);
+    expect_conforms(metal_factory_of(GetParam()), model, options);
   }
 }
 #endif
@@ -59,7 +59,7 @@ TEST_P(MetalFull, RealWidthsPrefillWithoutEachMechanism) {
     options.backend.ablate = {name};
     options.stages = layer_stages();
     options.batches = {{"prefill 40 at 30", {{30, 40}}}};
-    expect_conforms(metal_factory(few_rows_checked()), model, options);
+    expect_conforms(metal_factory_of(GetParam(), few_rows_checked()), model, options);
   }
 }
 
@@ -74,7 +74,7 @@ TEST_P(MetalFull, RealWidthsWideTiles) {
   ConformanceOptions options;
   options.stages = {"experts_up", "experts_down"};
   options.batches = {{"prefill 150", {{0, 150}}}};
-  expect_conforms(metal_factory(few_rows_checked()), model, options);
+  expect_conforms(metal_factory_of(GetParam(), few_rows_checked()), model, options);
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, MetalFull, ::testing::ValuesIn(kMetalForms),

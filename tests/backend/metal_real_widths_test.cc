@@ -20,7 +20,7 @@ TEST(MetalRealWidths, Decode) {
     ConformanceOptions options;
     options.reference = taped_reference(tape);
     options.batches = {{"decode at 70", {{70, 1}}}};
-    expect_conforms(metal_factory(few_rows_checked()), model, options);
+    expect_conforms(metal_factory_of(chip, few_rows_checked()), model, options);
   }
 }
 
