@@ -1,6 +1,6 @@
 // cuda_bench: the CUDA backend by itself; all but `golden` need no checkpoint.
 //   cuda_bench check [1 | 2]    every stage against the reference, on random models of tiny (1) and of full (2) width
-//   cuda_bench compare          logits of a few tokens, as they are against --ablate's, on random weights (--layers N)
+//   cuda_bench compare [R]      logits of a few tokens of R sequences, as they are against --ablate's, on random weights (--layers N)
 //   cuda_bench golden DIR       the golden outputs beside a checkpoint
 //   cuda_bench decode [C...]    decode at batch 1 at the full 40-layer shape, at contexts C (default: ten, 256..128K)
 //   cuda_bench batch [C]        decode with 1..32 sequences at context C (default 1024)
@@ -97,9 +97,9 @@ int check_all(const Arguments& arguments) {
                        {"decode of 3", {{0, 1}, {77, 1}, {192, 1}}},
                        {"prefill 33 at 130", {{130, 33}}},
                        {"ragged 5 + 1 + 17", {{3, 5}, {64, 1}, {60, 17}}}};
-    if (brief) options.batches.resize(1);
-    for (int sequences : {2, 5, 8, 17, 32}) {
-      if (brief) break;
+    if (brief) options.batches.resize(2);
+    for (int sequences : {8, 2, 5, 17, 32}) {
+      if (brief && sequences != 8) break;
       BatchCase batch{"decode of " + std::to_string(sequences), {}};
       for (int i = 0; i < sequences; ++i) batch.sequences.push_back({3 * i, 1});
       options.batches.push_back(batch);
@@ -161,7 +161,9 @@ class Bench {
   const ModelShape& shape() const { return shape_; }
   std::span<const int32_t> pages(int sequence) const { return pages_[static_cast<size_t>(sequence)]; }
 
-  // Median seconds of a decode step of `sequences` sequences at `context`, steps submitted back to back.
+  // Median seconds of a decode step of `sequences` sequences at `context`, steps submitted back to back. One sequence
+  // goes on with the tokens that it picks; several get random ones, because theirs would soon be the same, and so their
+  // experts.
   double decode(int sequences, int context, int steps) {
     std::vector<TokenId> tokens(static_cast<size_t>(sequences));
     std::vector<HeadRow> heads(tokens.size());
@@ -182,8 +184,11 @@ class Bench {
       batch.sequences = rows;
       batch.heads = heads;
       const StepId id = forward(*backend_, shape_, batch);
-      std::fill(tokens.begin(), tokens.end(), kLastPicked);
       ++position;
+      for (size_t s = 0; s < tokens.size(); ++s) {
+        const double drawn = draw_uniform(s + 1, static_cast<uint64_t>(position));
+        tokens[s] = sequences == 1 ? kLastPicked : static_cast<TokenId>(drawn * shape_.vocab);
+      }
       if (previous != 0) backend_->wait(previous);
       previous = id;
     };
@@ -300,38 +305,48 @@ void bench_decode(const Arguments& arguments) {
   }
 }
 
-// Logits of twelve greedy tokens from an empty context.
-std::vector<std::vector<float>> decode_logits(const Arguments& arguments, std::vector<TokenId>& tokens) {
-  Bench bench(arguments, 32, 1, 64);
+// Logits of twelve greedy tokens of `sequences` sequences, from empty contexts. `tokens` are those of another run, or
+// empty and filled in.
+std::vector<std::vector<float>> decode_logits(const Arguments& arguments, int sequences, std::vector<TokenId>& tokens) {
+  Bench bench(arguments, 32, sequences, 64);
+  const auto count = static_cast<size_t>(sequences);
   std::vector<std::vector<float>> rows;
-  bench.backend().clear_recurrent(0);
+  for (int s = 0; s < sequences; ++s) bench.backend().clear_recurrent(s);
   const bool given = !tokens.empty();
-  TokenId token = 1234;
-  for (int position = 0; position < 12; ++position) {
-    if (given) token = tokens[static_cast<size_t>(position)];
-    if (!given) tokens.push_back(token);
-    const SequenceRows sequence{0, bench.pages(0), position, 1};
-    HeadRow head;
-    head.pick = true;
+  std::vector<TokenId> now(count);
+  for (size_t s = 0; s < count; ++s) now[s] = static_cast<TokenId>(1234 + 777 * s);
+  for (size_t position = 0; position < 12; ++position) {
+    if (given) std::copy_n(tokens.begin() + static_cast<std::ptrdiff_t>(position * count), count, now.begin());
+    if (!given) tokens.insert(tokens.end(), now.begin(), now.end());
+    std::vector<SequenceRows> parts;
+    std::vector<HeadRow> heads(count);
+    for (int s = 0; s < sequences; ++s) {
+      parts.push_back({s, bench.pages(s), static_cast<int>(position) + 3 * s, 1});
+      HeadRow& head = heads[static_cast<size_t>(s)];
+      head.row = head.sequence = s;
+      head.pick = true;
+    }
     Batch batch;
-    batch.tokens = std::span(&token, 1);
-    batch.sequences = std::span(&sequence, 1);
-    batch.heads = std::span(&head, 1);
+    batch.tokens = now;
+    batch.sequences = parts;
+    batch.heads = heads;
     batch.want_logits = true;
     const StepId id = forward(bench.backend(), bench.shape(), batch);
     bench.backend().wait(id);
-    const std::span<const float> logits = bench.backend().logits(id, 0);
-    rows.emplace_back(logits.begin(), logits.end());
-    token = bench.backend().picked(id)[0];
+    for (int s = 0; s < sequences; ++s) {
+      const std::span<const float> logits = bench.backend().logits(id, s);
+      rows.emplace_back(logits.begin(), logits.end());
+      now[static_cast<size_t>(s)] = bench.backend().picked(id)[static_cast<size_t>(s)];
+    }
   }
   return rows;
 }
 
-int compare(const Arguments& arguments) {
+int compare(const Arguments& arguments, int sequences) {
   std::vector<TokenId> tokens;
   Arguments plain = arguments;
   plain.ablate.clear();
-  const auto ours = decode_logits(plain, tokens), theirs = decode_logits(arguments, tokens);
+  const auto ours = decode_logits(plain, sequences, tokens), theirs = decode_logits(arguments, sequences, tokens);
   double worst = 0;
   for (size_t i = 0; i < ours.size(); ++i) {
     double difference = 0, norm = 0;
@@ -341,7 +356,8 @@ int compare(const Arguments& arguments) {
     }
     const double error = std::sqrt(difference / norm);
     worst = error <= worst ? worst : error;
-    std::printf("compare token %2zu: relative error %.2e (norm %.3g)\n", i, error, std::sqrt(norm));
+    std::printf("compare token %2zu of sequence %zu: relative error %.2e (norm %.3g)\n",
+                i / static_cast<size_t>(sequences), i % static_cast<size_t>(sequences), error, std::sqrt(norm));
   }
   return worst < 2e-2 ? 0 : 1;
 }
@@ -349,9 +365,14 @@ int compare(const Arguments& arguments) {
 void bench_batch(const Arguments& arguments) {
   const int context = arguments.numbers.empty() ? 1024 : arguments.numbers[0];
   Bench bench(arguments, 32, 32, context);
-  for (int n : {1, 2, 4, 8, 16, 32}) {
+  for (int n : {1, 2, 3, 4, 6, 8, 12, 16, 32}) {
     const double time = bench.decode(n, context, 32);
-    std::printf("batch %2d context %d: %8.1f tokens/s, %.3f ms a step\n", n, context, n / time, time * 1e3);
+    std::vector<float> ids(static_cast<size_t>(n * kExpertsPerToken));
+    bench.backend().read_slot(Slot::kExpertIds, ids);
+    std::sort(ids.begin(), ids.end());
+    const auto distinct = std::unique(ids.begin(), ids.end()) - ids.begin();
+    std::printf("batch %2d context %d: %8.1f tokens/s, %.3f ms a step, %td experts in the last layer\n", n, context,
+                n / time, time * 1e3, distinct);
     std::fflush(stdout);
   }
 }
@@ -478,15 +499,15 @@ int run(int argc, char** argv) {
   }
   if (arguments.command == "check") return check_all(arguments) == 0 ? 0 : 1;
   if (arguments.command == "golden") return check_golden(arguments) == 0 ? 0 : 1;
-  if (arguments.command == "compare") return compare(arguments);
   if (arguments.command == "decode") return bench_decode(arguments), 0;
   if (arguments.command == "batch") return bench_batch(arguments), 0;
   if (arguments.command == "prefill") return bench_prefill(arguments), 0;
   const auto number = [&](size_t i, int otherwise) {
     return i < arguments.numbers.size() ? arguments.numbers[i] : otherwise;
   };
+  if (arguments.command == "compare") return compare(arguments, number(0, 1));
   if (arguments.command == "stages") return bench_stages(arguments, number(0, 1), number(1, 4096)), 0;
-  std::fprintf(stderr, "usage: cuda_bench check|golden DIR|decode|batch|prefill|stages [numbers] [--ablate NAME]\n");
+  std::fprintf(stderr, "usage: cuda_bench check|compare|golden DIR|decode|batch|prefill|stages [numbers] [--ablate NAME]\n");
   return 2;
 }
 

@@ -27,6 +27,7 @@ constexpr MechanismName kMechanisms[] = {
     {"fused-choice", &Mechanisms::fused_choice},
     {"expert-list", &Mechanisms::expert_list},
     {"token-program", &Mechanisms::token_program},
+    {"rows-program", &Mechanisms::rows_program},
     {"fused-gdn", &Mechanisms::fused_gdn},
     {"weight-stream", &Mechanisms::weight_stream},
     {"wgmma", &Mechanisms::wgmma},
@@ -116,9 +117,12 @@ void CudaBackend::allocate_slots() {
     expert_tile_count_ = DeviceArray<int32_t>(1, "memory for grouping");
     expert_out_ = DeviceArray<uint16_t>(rows * (kExpertsPerToken + 1) * hidden, "memory for activations");
   }
-  program_layers_ = mechanisms_.token_program && token_program_runs(device_) &&
-                    std::all_of(weights_.layers.begin(), weights_.layers.end(), token_program_fits);
-  if (program_layers_) {
+  const bool fits = std::all_of(weights_.layers.begin(), weights_.layers.end(), token_program_fits);
+  if (fits && mechanisms_.rows_program && options_.max_rows > 1 && rows_program_runs(device_)) {
+    rows_words_ = DeviceArray<RowsWords>(rows::kMost - 1, "memory for the program of several rows");
+    cuda_check(cudaMemsetAsync(rows_words_.data(), 0, rows_words_.size_bytes(), stream_.get()), "clear memory");
+  }
+  if (fits && mechanisms_.token_program && token_program_runs(device_)) {
     token_words_ = DeviceArray<TokenWords>(1, "memory for the token program");
     cuda_check(cudaMemsetAsync(token_words_.data(), 0, sizeof(TokenWords), stream_.get()), "clear memory");
     const uint32_t first = 1;
@@ -153,7 +157,7 @@ void CudaBackend::allocate_state(const StateMemoryPlan& plan) {
 std::string CudaBackend::description() const {
   std::string text = "cuda: " + device_.name + ", sm_" + std::to_string(device_.major) + std::to_string(device_.minor) +
                      ", " + std::to_string(weights_.bytes() >> 20) + " MiB of weights";
-  if (program_layers_) text += ", a token's layers as one kernel between attentions";
+  if (token_words_.size() > 0) text += ", a token's layers as one kernel between attentions";
   if (weights_.unpacked_matrices() > 0)
     text +=
         ", " + std::to_string(weights_.unpacked_matrices()) + " matrices in a format that only the plain kernels read";

@@ -29,6 +29,7 @@
 #include "backend/cuda/profile.h"
 #include "backend/cuda/state.h"
 #include "backend/cuda/step.h"
+#include "backend/cuda/rows_program.h"
 #include "backend/cuda/token_program.h"
 #include "backend/cuda/weights.h"
 
@@ -43,6 +44,7 @@ struct Mechanisms {
   bool fused_choice = true;      // the experts are chosen inside the expert kernels (decode)
   bool expert_list = true;       // an expert's weights are read once for the rows that chose it (7..32 rows)
   bool token_program = true;  // one row's stages, from layer to layer, as one kernel (decode, Hopper, the real shape)
+  bool rows_program = true;   // the same for two to eight sequences
   bool fused_gdn = true;      // one kernel for a GDN token (decode)
   bool weight_stream = true;  // weights wait in shared memory for the activations (decode, Hopper); else in registers
   bool wgmma = true;          // prefill on tensor cores, experts grouped; else eight rows at a time (Hopper)
@@ -165,8 +167,11 @@ class CudaBackend final : public Backend {
   bool stream_experts(const ExpertsDecode& e) const {
     return mechanisms_.weight_stream && experts_stream_fit(device_, e);
   }
-  // One row of the shape that the token program is written for.
-  bool in_program() const { return step_.rows == 1 && program_layers_; }
+  // One row, or one of each of a few sequences, of the shape that the programs are written for.
+  bool in_program() const {
+    if (step_.rows == 1) return token_words_.size() > 0;
+    return step_.rows == step_.sequence_count && step_.rows <= rows::kMost && rows_words_.size() > 0;
+  }
   TokenPhase& add_phase(TokenPhaseKind kind, double bytes);
   void run_program();  // what has been put off into it
   void route_now(int index);
@@ -209,6 +214,7 @@ class CudaBackend final : public Backend {
   DeviceArray<int32_t> pairs_, expert_tile_count_;  // experts' prefill scratch
   DeviceArray<ExpertTile> expert_tiles_;
   DeviceArray<TokenWords> token_words_;  // empty where token_program.cu cannot run
+  DeviceArray<RowsWords> rows_words_;    // of 2, 3 .. 8 rows; empty where rows_program.cu cannot run
   DeviceArray<uint16_t> expert_out_;     // bf16 [row][9][hidden]
   DeviceArray<float> partial_;           // split-KV scratch
   DeviceArray<float> sample_weights_;
@@ -228,7 +234,6 @@ class CudaBackend final : public Backend {
   bool want_logits_ = false;
   bool sampled_ = false;
   bool deep_attention_ = false;  // some split of the cache has more than two pages
-  bool program_layers_ = false;  // every layer fits the token program
   TokenProgram program_;         // phases put off until something else is asked for
   double program_bytes_ = 0;
   int pending_projection_ = -1;  // layer whose project_gdn() is left to mix_gdn(), for the token program

@@ -57,9 +57,13 @@ void CudaBackend::run_program() {
   program_.slot_floats = recurrent_.slot_floats();
   program_.eps = shape_.rms_eps;
   program_.a = slots_;
-  program_.words = token_words_.data();
   count_bytes(std::exchange(program_bytes_, 0));
-  run_token_program(launch_, program_);
+  if (step_.rows == 1) {
+    program_.words = token_words_.data();
+    run_token_program(launch_, program_);
+  } else {
+    run_rows_program(launch_, program_, step_.rows, rows_words_.data() + (step_.rows - 2));
+  }
   program_.count = 0;
 }
 
@@ -182,6 +186,7 @@ void CudaBackend::mix_gdn(int index) {
     phase.dt_bias = l.dt_bias;
     phase.gdn_norm = l.gdn_norm;
     phase.state = recurrent_.layer(index_in_kind_[static_cast<size_t>(index)]);
+    program_.projected_width = l.in.width;
     program_.z_column = l.in.columns[1];
     program_.a_column = l.in.columns[2];
     program_.b_column = l.in.columns[3];

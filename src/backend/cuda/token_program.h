@@ -70,6 +70,7 @@ struct TokenProgram {
   TokenPhase phases[kMostTokenPhases];
   int32_t count = 0;
   int32_t z_column = 0, a_column = 0, b_column = 0;  // of a GDN layer's projections
+  int32_t projected_width = 0;                       // of a GDN layer
   const StepSequence* sequence = nullptr;
   size_t slot_floats = 0;
   float eps = 0;

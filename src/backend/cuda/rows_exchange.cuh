@@ -1,0 +1,88 @@
+#pragma once
+// The words of RowsWords: how they are tagged, sent and received.
+#include "backend/cuda/rows_program.h"
+#include "backend/cuda/token_exchange.cuh"
+
+namespace calla::cuda::rows {
+
+using token::peek;
+using token::send;
+
+// Of each kind of word: turned over exactly when words of the kind are sent. All blocks count alike.
+struct RowsTags {
+  uint32_t residual, mixed, gdn, experts;
+  __device__ explicit RowsTags(uint32_t bits)
+      : residual(bits & 1), mixed(bits >> 1 & 1), gdn(bits >> 2 & 1), experts(bits >> 3 & 1) {}
+  __device__ uint32_t bits() const { return residual | mixed << 1 | gdn << 2 | experts << 3; }
+};
+
+__device__ __forceinline__ uint32_t tagged(uint32_t part, uint32_t tag) { return (part & ~1u) | tag; }
+__device__ __forceinline__ bool has(const WideWord& w, uint32_t tag) { return (w.part[3] & 1) == tag; }
+__device__ __forceinline__ void send_tagged(WideWord* to, uint4 v, uint32_t tag) {
+  send(to, WideWord{v.x, v.y, v.z, tagged(v.w, tag)});
+}
+__device__ __forceinline__ void send_tagged(WideWord* to, float4 v, uint32_t tag) {
+  send_tagged(to,
+              make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)), tag);
+}
+__device__ __forceinline__ float4 as_floats(const WideWord& w) {
+  return make_float4(__uint_as_float(w.part[0]), __uint_as_float(w.part[1]), __uint_as_float(w.part[2]),
+                     __uint_as_float(w.part[3]));
+}
+__device__ __forceinline__ void send_tagged(uint32_t* to, float v, uint32_t tag) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(tagged(__float_as_uint(v), tag)) : "memory");
+}
+__device__ __forceinline__ uint32_t peek(const uint32_t* from) {
+  uint32_t word;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+  return word;
+}
+
+// A thread's words on their way: asked for all together, and again those that had not arrived, until all lanes' have.
+// While the first is missing only that one is asked for again: whoever waits must not fill the way.
+// `At(i)` is where word i is, or null.
+template <int kCount, class At>
+__device__ __forceinline__ void receive(WideWord (&w)[kCount], const At& at, uint32_t tag) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const WideWord* from = at(i);
+    w[i] = from != nullptr ? peek(from) : WideWord{0, 0, 0, tag};
+  }
+  for (unsigned tries = 0;; ++tries) {
+    bool arrived = true;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) arrived &= has(w[i], tag);
+    if (__all_sync(0xffffffffu, arrived)) return;
+    if (tries == token::kMostTries) __trap();
+    const bool first = has(w[0], tag);
+    if (!first) w[0] = peek(at(0));
+#pragma unroll
+    for (int i = 1; i < kCount; ++i)
+      if (first && !has(w[i], tag)) w[i] = peek(at(i));
+  }
+}
+__device__ __forceinline__ WideWord receive(const WideWord* from, uint32_t tag) {
+  WideWord w[1];
+  receive(w, [&](int) { return from; }, tag);
+  return w[0];
+}
+template <int kCount, class At>
+__device__ __forceinline__ void receive(float (&v)[kCount], const At& at, uint32_t tag) {
+  uint32_t w[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) w[i] = peek(at(i));
+  for (unsigned tries = 0;; ++tries) {
+    bool arrived = true;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) arrived &= (w[i] & 1) == tag;
+    if (__all_sync(0xffffffffu, arrived)) break;
+    if (tries == token::kMostTries) __trap();
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if ((w[i] & 1) != tag) w[i] = peek(at(i));
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) v[i] = __uint_as_float(w[i]);
+}
+
+}  // namespace calla::cuda::rows

@@ -1,0 +1,249 @@
+#pragma once
+// The rows kernel's GDN phase. A block has the same part of a layer as in the token program: 32 of a key head's 256 q and
+// k channels, and for one of its two value heads 32 columns of the state with their rows of v and z; of every row.
+//   Gates       a and b of all heads are four tiles of 32 groups: a block multiplies one group of one tile and sends the
+//               sums; whoever needs a head's adds up its 32 groups.
+//   Recurrence  a row's columns of the state come through the ring, a slot a row; two warps a row take 64 keys each.
+#include "backend/cuda/rows_linear.cuh"
+
+namespace calla::cuda::rows {
+
+struct GdnPlace {
+  int rank, key_head, head, part;
+  __device__ __forceinline__ GdnPlace() {
+    const int block = static_cast<int>(blockIdx.x);
+    constexpr int kParts = kGdnHeadDim / kColumns;
+    rank = block % token::kBlocksPerKeyHead, key_head = block / token::kBlocksPerKeyHead;
+    head = block / kParts, part = block % kParts;
+  }
+  // First outputs of the block's spans: 32 of q (ranks 0..3) or k (4..7), of v, of z.
+  __device__ __forceinline__ int first_column(int span, int z_column) const {
+    constexpr int kKeyWidth = token::kKeyHeads * kGdnHeadDim;
+    if (span == 0) return (rank < 4 ? 0 : kKeyWidth) + key_head * kGdnHeadDim + part * kColumns;
+    return (span == 1 ? 2 * kKeyWidth : z_column) + head * kGdnHeadDim + part * kColumns;
+  }
+  // The block's columns of the state, at key 0.
+  __device__ __forceinline__ size_t state() const {
+    return static_cast<size_t>(head) * kGdnHeadDim * kGdnHeadDim + static_cast<size_t>(part * kColumns);
+  }
+};
+inline constexpr int kChannels = (2 * token::kKeyHeads + token::kValueHeads) * kGdnHeadDim;
+inline constexpr size_t kStateFloats = size_t{token::kValueHeads} * kGdnHeadDim * kGdnHeadDim;
+inline constexpr uint32_t kStateSlotBytes = kGdnHeadDim * kColumns * sizeof(float);
+static_assert(kStateSlotBytes <= kSlotBytes);
+
+// A block's group of the gates' tiles, in one warp's registers.
+struct GateGroup {
+  uint4 codes[1];
+  uint2 scale;
+  static constexpr int kTiles = 2 * token::kValueHeads / kTileRows;
+
+  __device__ __forceinline__ static int tile() { return static_cast<int>(blockIdx.x) / kGroups; }
+  __device__ __forceinline__ static int group() { return static_cast<int>(blockIdx.x) % kGroups; }
+  __device__ __forceinline__ static size_t place(const TokenProgram& program) {
+    const int column = (tile() < kTiles / 2 ? program.a_column : program.b_column) + tile() % (kTiles / 2) * kTileRows;
+    return static_cast<size_t>(column / kTileRows * kGroups + group());
+  }
+  __device__ __forceinline__ void load(const TokenProgram& program, const TokenPhase& p) {
+    codes[0] = load_stream(p.weights.codes + place(program) * 32 + lane_id());
+    scale = load_stream(p.weights.scales + place(program) * 8 + lane_id() / 4);
+  }
+  __device__ __forceinline__ void multiply_and_send(const Block& b, const std::byte* x, uint32_t tag) const {
+    uint32_t columns[8];
+    load_group(columns, operand_address(x + static_cast<uint32_t>(lane_id() % 8) * row_bytes(kHidden)), group());
+    float acc[4] = {};
+    add_group<4>(acc, codes, scale, columns, sum_group(columns));
+    const int r = lane_id() / 4, q = lane_id() % 4;
+    if (2 * q < b.rows)
+      send_tagged(&b.words.gates[tile()][r][q][group()], make_float4(acc[0], acc[2], acc[1], acc[3]), tag);
+  }
+};
+
+// Warps 0..7: the head's a (warps 0..3) and b (4..7) of two rows each; decay and beta once all are there.
+__device__ __forceinline__ void receive_gates(const Block& b, const TokenPhase& p, const GdnPlace& at, uint32_t tag) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_id(), q = warp % 4;
+  if (2 * q >= b.rows) return;
+  const bool is_b = warp >= 4;
+  const float rate = p.decay_rate[at.head], dt_bias = p.dt_bias[at.head];
+  const int tile = (is_b ? GateGroup::kTiles / 2 : 0) + at.key_head / 8;
+  const float4 w = as_floats(receive(&b.words.gates[tile][at.key_head % 8][q][lane], tag));
+  const bool second = at.rank >= 4;  // head of the key head
+  const float first_row = sum_lanes(second ? w.y : w.x), second_row = sum_lanes(second ? w.w : w.z);
+  const int row = 2 * q + lane;
+  if (lane >= 2 || row >= b.rows) return;
+  const float gate = row_factor(b, row) * (lane == 0 ? first_row : second_row);
+  GdnArea& area = b.s.area.gdn;
+  if (is_b) {
+    area.beta[row] = sigmoid(gate);
+  } else {
+    const float biased = gate + dt_bias, softplus = biased > 20 ? biased : log1pf(expf(biased));
+    area.decay[row] = expf(-rate * softplus);
+  }
+  if (at.part == 0)
+    b.program.a.projected[row * b.program.projected_width + (is_b ? b.program.b_column : b.program.a_column) + at.head] =
+        gate;
+}
+
+__device__ __forceinline__ float4 fma4(float4 a, float b, float4 c) {
+  return make_float4(fmaf(a.x, b, c.x), fmaf(a.y, b, c.y), fmaf(a.z, b, c.z), fmaf(a.w, b, c.w));
+}
+__device__ __forceinline__ float4 add4(float4 a, float4 b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+__device__ __forceinline__ float4 add_lane(float4 v, int offset) {
+  return add4(v, make_float4(__shfl_xor_sync(0xffffffffu, v.x, offset), __shfl_xor_sync(0xffffffffu, v.y, offset),
+                             __shfl_xor_sync(0xffffffffu, v.z, offset), __shfl_xor_sync(0xffffffffu, v.w, offset)));
+}
+
+// The delta rule on a row's columns of the state, by a pair of warps: `s` is [key][32 columns].
+__device__ __forceinline__ void recur(const Block& b, const TokenPhase& p, const GdnPlace& at, const std::byte* slot,
+                                      bool last, uint32_t tag) {
+  constexpr int kKeys = kGdnHeadDim / 2 / 4;  // of a thread, every fourth of its warp's
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_id(), row = warp / 2;
+  const int quad = lane % 8, first_key = warp % 2 * (kGdnHeadDim / 2) + lane / 8;
+  const int block = static_cast<int>(blockIdx.x);
+  GdnArea& area = b.s.area.gdn;
+  const auto* s = reinterpret_cast<const float4*>(slot) + first_key * (kColumns / 4) + quad;
+  const float* const q = area.qk[row];
+  const float* const k = area.qk[row] + kGdnHeadDim;
+  const float4 norm = *reinterpret_cast<const float4*>(p.gdn_norm + at.part * kColumns + quad * 4);
+
+  float4 memory_sum = make_float4(0, 0, 0, 0), out_sum = memory_sum;
+#pragma unroll
+  for (int i = 0; i < kKeys; ++i) {
+    const float4 v = s[i * kColumns];
+    memory_sum = fma4(v, k[first_key + i * 4], memory_sum);
+    out_sum = fma4(v, q[first_key + i * 4], out_sum);
+  }
+#pragma unroll
+  for (int offset = 8; offset < 32; offset *= 2) {
+    memory_sum = add_lane(memory_sum, offset);
+    out_sum = add_lane(out_sum, offset);
+  }
+  if (lane < 8) {
+    area.columns[warp][quad * 2] = memory_sum;
+    area.columns[warp][quad * 2 + 1] = out_sum;
+  }
+  const float4 x = reinterpret_cast<const float4*>(k)[lane], y = reinterpret_cast<const float4*>(q)[lane];
+  const float kk = sum_lanes(x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w);
+  const float qq = sum_lanes(y.x * y.x + y.y * y.y + y.z * y.z + y.w * y.w);
+  const float kq = sum_lanes(x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w);
+  pair_barrier(warp);
+  const float4(&halves)[2][kColumns / 2] = *reinterpret_cast<const float4(*)[2][kColumns / 2]>(area.columns[row * 2]);
+  memory_sum = add4(halves[0][quad * 2], halves[1][quad * 2]);
+  out_sum = add4(halves[0][quad * 2 + 1], halves[1][quad * 2 + 1]);
+
+  const float k_scale = rsqrtf(kk + 1e-6f), q_scale = rsqrtf(qq + 1e-6f) * 0.08838834764831845f;  // 1 / sqrt(128)
+  const float decay = area.decay[row], beta = area.beta[row];
+  // The change of a column along k before its l2 norm, and its read-out.
+  const float4 value = reinterpret_cast<const float4*>(area.values[row])[quad];
+  const float step = k_scale * beta, keep = -decay * k_scale;
+  const float4 change =
+      make_float4(step * fmaf(keep, memory_sum.x, value.x), step * fmaf(keep, memory_sum.y, value.y),
+                  step * fmaf(keep, memory_sum.z, value.z), step * fmaf(keep, memory_sum.w, value.w));
+  const float4 out = make_float4(q_scale * fmaf(decay, out_sum.x, kq * change.x),
+                                 q_scale * fmaf(decay, out_sum.y, kq * change.y),
+                                 q_scale * fmaf(decay, out_sum.z, kq * change.z),
+                                 q_scale * fmaf(decay, out_sum.w, kq * change.w));
+  const float squares = sum_lanes<8>(out.x * out.x + out.y * out.y + out.z * out.z + out.w * out.w);
+  const float scale = rsqrtf(squares / kColumns + kLocalEps);
+  const float4 z = reinterpret_cast<const float4*>(area.z_gates[row])[quad];
+  const uint32_t low = pack_half2(out.x * scale * norm.x * z.x, out.y * scale * norm.y * z.y);
+  const uint32_t high = pack_half2(out.z * scale * norm.z * z.z, out.w * scale * norm.w * z.w);
+  const uint32_t next_low = __shfl_down_sync(0xffffffffu, low, 1), next_high = __shfl_down_sync(0xffffffffu, high, 1);
+  if (warp % 2 == 0) {
+    const uint4 word = make_uint4(low, high, next_low, next_high);
+    if (lane < 8 && lane % 2 == 0) send_tagged(&b.words.mixed[row][block * 4 + lane / 2], word, tag);
+    if (lane == 0) send_tagged(&b.words.mixed_squares[row][block], squares, tag);
+    if (last) {
+      float other[1];
+      receive(
+          other, [&](int) { return &b.words.mixed_squares[row][block / 4 * 4 + lane % 4]; }, tag);
+      const float factor = scale_of_squares(squares, sum_lanes<4>(other[0]), b.program.eps);
+      if (lane < 8 && lane % 2 == 0)
+        *reinterpret_cast<uint4*>(b.program.a.mixed + static_cast<size_t>(row) * kMixed + block * kColumns + lane * 4) =
+            make_uint4(multiply_halves(word.x, factor), multiply_halves(word.y, factor),
+                       multiply_halves(word.z, factor), multiply_halves(word.w, factor));
+    }
+  }
+  // The state goes out last: the exchange would queue up behind it.
+  float* const to = p.state + b.s.state_at[row] + at.state() + first_key * kGdnHeadDim + quad * 4;
+#pragma unroll
+  for (int i = 0; i < kKeys; ++i) {
+    const float4 v = s[i * kColumns];
+    const float4 kept = make_float4(decay * v.x, decay * v.y, decay * v.z, decay * v.w);
+    __stcs(reinterpret_cast<float4*>(to + i * 4 * kGdnHeadDim), fma4(change, k[first_key + i * 4], kept));
+  }
+}
+
+__device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, RingPlace& ring, bool last,
+                                          RowsTags& tags) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_id(), chunk = warp / 2;
+  const GdnPlace at;
+  GdnArea& area = b.s.area.gdn;
+  tags.gdn ^= 1;
+  tags.mixed ^= 1;
+  const bool has_gates = warp == GateGroup::group() / kChunkGroups * 2;
+  GateGroup gates;
+  if (has_gates) gates.load(b.program, p);
+  // A warp convolves a row's 32 channels of q or k (warps 0..7) or of v.
+  const int row = warp % kMost, span = warp / kMost;
+  const int column = at.first_column(span, b.program.z_column) + lane;
+  float* const tail = p.state + b.s.state_at[row] + kStateFloats + column;
+  float old[3] = {};
+  float4 taps = make_float4(0, 0, 0, 0);
+  if (row < b.rows) {
+#pragma unroll
+    for (int i = 0; i < 3; ++i) old[i] = tail[i * kChannels];
+    taps = *reinterpret_cast<const float4*>(p.conv + column * 4);
+  }
+
+  stage_residual(b, area.x, tags.residual);
+  pair_barrier(warp);
+  if (has_gates) gates.multiply_and_send(b, area.x, tags.gdn);
+  {
+    const ChunkColumns x(area.x, row_bytes(kHidden), chunk);
+    pass_slots(b, ring, kGdnTiles, [&](int i, const std::byte* slot) {
+      if (i % 2 == warp % 2) multiply_unit(area.units[i][chunk], slot, chunk, x);
+    });
+  }
+  consumer_barrier();
+
+  // What follows from each output alone.
+  if (row < b.rows) {
+    const float factor = row_factor(b, row);
+    const auto output = [&](int of) {
+      return factor * sum_units<kChunks>(area.units[of * 2 + lane / kTileRows], row, lane % kTileRows);
+    };
+    float* const projected = b.program.a.projected + row * b.program.projected_width;
+    const float out = output(span);
+    const float c = silu(taps.x * old[0] + taps.y * old[1] + taps.z * old[2] + taps.w * out);
+    if (span == 0) {
+      area.qk[row][lane] = c;  // for the lanes that send it; what is received comes behind a barrier
+      __syncwarp();
+      const float4 four = reinterpret_cast<const float4*>(area.qk[row])[lane % 8];
+      if (lane < 8) send_tagged(&b.words.qk[at.key_head][row][at.rank * 8 + lane], four, tags.gdn);
+    } else {
+      area.values[row][lane] = c;
+      const float z = output(2);
+      area.z_gates[row][lane] = silu(z);
+      projected[at.first_column(2, b.program.z_column) + lane] = z;
+    }
+    tail[0] = old[1];
+    tail[kChannels] = old[2];
+    tail[2 * kChannels] = out;
+    projected[column] = out;
+  }
+  if (warp < kWarps / 2) receive_gates(b, p, at, tags.gdn);
+  consumer_barrier();
+  if (warp / 2 < b.rows) {  // a pair of warps receives its row's q and k
+    const WideWord w = receive(&b.words.qk[at.key_head][warp / 2][warp % 2 * 32 + lane], tags.gdn);
+    reinterpret_cast<float4*>(area.qk[warp / 2])[warp % 2 * 32 + lane] = as_floats(w);
+    pair_barrier(warp);
+  }
+  pass_slots(b, ring, b.rows, [&](int i, const std::byte* slot) {
+    if (i == warp / 2) recur(b, p, at, slot, last, tags.mixed);
+  });
+}
+
+}  // namespace calla::cuda::rows

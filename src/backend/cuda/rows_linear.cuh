@@ -1,0 +1,83 @@
+#pragma once
+// The rows kernel's projections: kOut and kProject.
+#include "backend/cuda/rows_block.cuh"
+
+namespace calla::cuda::rows {
+
+// As in the token program (scale_of_squares in token_block.cuh): a block sends its 32 numbers of a GDN head with an
+// RMSNorm of their own.
+inline constexpr float kLocalEps = 1e-12f;
+__device__ __forceinline__ float scale_of_squares(float squares, float total, float eps) {
+  const float own = squares / kColumns + kLocalEps;
+  return rsqrtf(total / kGdnHeadDim + eps) * (own * rsqrtf(own));
+}
+__device__ __forceinline__ uint32_t multiply_halves(uint32_t pair, float factor) {
+  const float2 v = unpack_half2(pair);
+  return pack_half2(v.x * factor, v.y * factor);
+}
+
+// residual += W mixed: a block takes one tile, a warp one chunk of its 4096 inputs.
+__device__ __forceinline__ void out_phase(const Block& b, RingPlace& ring, float norm, bool last, RowsTags& tags) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_id();
+  OutArea& area = b.s.area.out;
+  WideWord w[kMost];
+  const int piece = warp * 32 + lane, sender = warp * 8 + lane / 4;
+  receive(
+      w, [&](int row) { return row < b.rows ? &b.words.mixed[row][piece] : nullptr; }, tags.mixed);
+  float squares[kMost];
+  receive(
+      squares, [&](int row) { return &b.words.mixed_squares[row < b.rows ? row : 0][sender]; }, tags.mixed);
+#pragma unroll
+  for (int row = 0; row < kMost; ++row) {
+    float total = squares[row] + __shfl_xor_sync(0xffffffffu, squares[row], 4);  // four senders have a head
+    total += __shfl_xor_sync(0xffffffffu, total, 8);
+    const float scale = squares[row] < 0 ? 1.0f : scale_of_squares(squares[row], total, b.program.eps);
+    const WideWord& v = w[row];
+    *reinterpret_cast<uint4*>(area.x + static_cast<uint32_t>(row) * row_bytes(kMixed) + piece * 16) =
+        make_uint4(multiply_halves(v.part[0], scale), multiply_halves(v.part[1], scale),
+                   multiply_halves(v.part[2], scale), multiply_halves(v.part[3], scale));
+  }
+  __syncwarp();  // the warp has staged its own chunk
+  const ChunkColumns x(area.x, row_bytes(kMixed), warp);
+  pass_slots(b, ring, kOutSlots, [&](int i, const std::byte* slot) {
+    if (warp / kChunks == i) multiply_unit(area.units[warp], slot, warp % kChunks, x);
+  });
+  consumer_barrier();
+  if (!last) tags.residual ^= 1;
+  if (warp < kMost * kTileRows / 32) {
+    const ResidualPlace at;
+    send_residual(b, at, b.s.residual[at.row][at.output] + sum_units<kWarps>(area.units, at.row, at.output), norm, last,
+                  tags.residual);
+  }
+}
+
+// projected = W RMSNorm(residual): tiles shared out among the blocks.
+struct TileShare {
+  int first, count;
+  __device__ __forceinline__ explicit TileShare(int tiles) {
+    const int block = static_cast<int>(blockIdx.x);
+    first = tiles * block / kBlocks;
+    count = tiles * (block + 1) / kBlocks - first;
+  }
+};
+__device__ __forceinline__ void project_phase(const Block& b, const TokenPhase& p, RingPlace& ring,
+                                              const RowsTags& tags) {
+  const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, chunk = warp / 2;
+  ProjectArea& area = b.s.area.project;
+  const TileShare share(p.tiles);
+  stage_residual(b, area.x, tags.residual);
+  pair_barrier(warp);
+  const ChunkColumns x(area.x, row_bytes(kHidden), chunk);
+  pass_slots(b, ring, share.count, [&](int i, const std::byte* slot) {
+    if (i % 2 == warp % 2) multiply_unit(area.units[i][chunk], slot, chunk, x);
+  });
+  consumer_barrier();
+  const int outputs = share.count * kTileRows, width = p.tiles * kTileRows;
+  for (int i = tid; i < outputs * b.rows; i += kWorkers) {
+    const int row = i / outputs, output = i % outputs;
+    b.program.a.projected[row * width + share.first * kTileRows + output] =
+        row_factor(b, row) * sum_units<kChunks>(area.units[output / kTileRows], row, output % kTileRows);
+  }
+}
+
+}  // namespace calla::cuda::rows

@@ -1,0 +1,244 @@
+// rows_program: a run of stages of two to eight rows, one of each sequence, as one kernel that stays on the card: the phases
+// of the token program (token_program.h), each expert's weights read once for the rows that chose it.
+//   Launch    128 blocks of 16 consumer warps and a producer warp, one a multiprocessor; all run at once, because they wait
+//             for each other (the host asks how many fit).
+//   Weights   and the GDN states come through a ring in shared memory (rows_block.cuh), ahead of their phase.
+//   Exchange  through L2 in words that tell themselves whether they have arrived (rows_exchange.cuh): six times a layer.
+//             Every exchange is with all blocks but that of q and k, so when a block writes a word anew, everyone has
+//             read the one before.
+//   Shared    8 slots of 18 KiB, 82 KiB besides.
+//   Moves     the phases' weights once, the chosen experts' once, the GDN states in and out; at most 210 KB of words a
+//             layer and block, from L2.
+//   Numerics  products in fp16 with fp32 sums, the rest in fp32; sums in a fixed order. A row's result depends neither on
+//             its place nor on the other rows.
+#include "backend/cuda/rows_experts.cuh"
+#include "backend/cuda/rows_gdn.cuh"
+#include "backend/cuda/rows_linear.cuh"
+
+namespace calla::cuda {
+namespace rows {
+namespace {
+
+__device__ __forceinline__ void copy_async_and_count(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// The producer warp.
+class Producer {
+ public:
+  __device__ Producer(const Block& b) : b_(b), lane_(lane_id()) {
+    if (lane_ < b.rows)
+      state_at_ = static_cast<size_t>(b.program.sequence[lane_].slot) * b.program.slot_floats;
+  }
+
+  __device__ void run(int index) {
+    const TokenPhase& p = b_.program.phases[index];
+    const int block = static_cast<int>(blockIdx.x);
+    switch (p.kind) {
+      case TokenPhaseKind::kGdn: {
+        const GdnPlace at;
+#pragma unroll 1
+        for (int i = 0; i < kGdnTiles; ++i)
+          tile(p.weights, at.first_column(i / 2, b_.program.z_column) / kTileRows + i % 2);
+#pragma unroll 1
+        for (int row = 0; row < b_.rows; ++row) state(p.state + __shfl_sync(0xffffffffu, state_at_, row) + at.state());
+        return;
+      }
+      case TokenPhaseKind::kProject: {
+        const TileShare share(p.tiles);
+#pragma unroll 1
+        for (int i = 0; i < share.count; ++i) tile(p.weights, share.first + i);
+        return;
+      }
+      case TokenPhaseKind::kOut:
+#pragma unroll 1
+        for (int i = 0; i < kOutSlots; ++i) tile(p.weights, block * kOutSlots + i);
+        return;
+      case TokenPhaseKind::kExperts:
+        return experts(p);
+    }
+  }
+
+ private:
+  // The next slot, free to be filled.
+  __device__ RingPlace take() {
+    const RingPlace at = at_;
+    if (filled_ >= kSlots) barrier_wait(&b_.s.empty[at.slot], at.parity ^ 1);
+    if (filled_ >= kInFlight) {
+      wait_full(b_, landed_);
+      landed_.advance();
+    }
+    ++filled_;
+    at_.advance();
+    return at;
+  }
+  // A tile of 32 groups, counted in such tiles.
+  __device__ __forceinline__ void tile(const TokenMatrix& w, int index) {
+    const RingPlace at = take();
+    if (lane_ == 0) {
+      uint64_t* full = &b_.s.full[at.slot];
+      std::byte* to = b_.slot(at.slot);
+      const size_t group = static_cast<size_t>(index) * kGroups;
+      barrier_expect(full, kSlotBytes);
+      bulk_copy_part(to, w.codes + group * 32, kSlotCodes, full);
+      bulk_copy_part(to + kSlotCodes, w.scales + group * 8, kSlotScales, full);
+    }
+    __syncwarp();
+  }
+  // The block's columns of a row's state.
+  __device__ __forceinline__ void state(const float* from) {
+    constexpr int kPieces = kColumns * sizeof(float) / 16, kRowsAtOnce = 32 / kPieces;
+    const RingPlace at = take();
+    const uint32_t to = shared_address(b_.slot(at.slot)) + static_cast<uint32_t>(lane_) * 16;
+    from += lane_ / kPieces * kGdnHeadDim + lane_ % kPieces * 4;
+#pragma unroll 8
+    for (int i = 0; i < kGdnHeadDim / kRowsAtOnce; ++i)
+      cp_async16(to + static_cast<uint32_t>(i) * 512, from + i * kRowsAtOnce * kGdnHeadDim);
+    copy_async_and_count(&b_.s.full[at.slot]);
+    __syncwarp();
+    if (lane_ == 0) barrier_arrive(&b_.s.full[at.slot]);
+  }
+  __device__ void experts(const TokenPhase& p) {
+    const int block = static_cast<int>(blockIdx.x);
+    barrier_wait(&b_.s.listed, listed_parity_);
+    listed_parity_ ^= 1;
+    const Items& items = b_.s.items;
+    const UpShare share(items.total);
+#pragma unroll 1
+    for (int i = share.first; i < share.end; ++i) {
+      const int expert = items.expert[i / kUpTiles], index = i % kUpTiles;
+      expert < 0 ? tile(p.shared_up, index) : tile(p.weights, expert * kUpTiles + index);
+    }
+    const int total = items.total;
+#pragma unroll 1
+    for (int first = 0; first < total; first += kDownItems) {
+      const RingPlace at = take();
+      uint64_t* full = &b_.s.full[at.slot];
+      std::byte* to = b_.slot(at.slot);
+      const int count = min(kDownItems, total - first);
+      if (lane_ == 0) barrier_expect(full, static_cast<uint32_t>(count) * kDownGroups * (kGroupCodes + kGroupScales));
+      __syncwarp();
+      if (lane_ < count) {
+        const int expert = items.expert[first + lane_];
+        const TokenMatrix& w = expert < 0 ? p.shared_down : p.down;
+        const size_t group =
+            (static_cast<size_t>(max(expert, 0)) * kBlocks + static_cast<size_t>(block)) * kDownGroups;
+        bulk_copy_part(to + static_cast<uint32_t>(lane_) * (kDownGroups * kGroupCodes), w.codes + group * 32,
+                       kDownGroups * kGroupCodes, full);
+        bulk_copy_part(to + kSlotCodes + static_cast<uint32_t>(lane_) * (kDownGroups * kGroupScales),
+                       w.scales + group * 8, kDownGroups * kGroupScales, full);
+      }
+      __syncwarp();
+    }
+  }
+
+  const Block& b_;
+  int lane_;
+  size_t state_at_ = 0;  // of row `lane`
+  int filled_ = 0;
+  uint32_t listed_parity_ = 0;
+  RingPlace at_;
+  RingPlace landed_;  // the oldest slot that may still be on its way
+};
+
+// The norm's weight for what thread `tid` of warps 0..3 sends after phase `index`: the next phase's.
+__device__ __forceinline__ float next_norm(const TokenProgram& program, int index) {
+  if (index + 1 >= program.count) return 0;
+  return program.phases[index + 1].norm[ResidualPlace().column()];
+}
+
+// What the first phase receives as the others do: the block's part of the rows that lie in their slots.
+__device__ __forceinline__ void send_slots(const Block& b, RowsTags& tags) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_id(), block = static_cast<int>(blockIdx.x);
+  const TokenPhase& p = b.program.phases[0];
+  const bool mixed = p.kind == TokenPhaseKind::kOut;
+  (mixed ? tags.mixed : tags.residual) ^= 1;
+  if (warp < kMost * kTileRows / 32) {
+    const ResidualPlace at;
+    const float v = at.row < b.rows ? __ldcg(b.program.a.residual + at.row * kHidden + at.column()) : 0.0f;
+    send_residual(b, at, v, mixed ? 0.0f : p.norm[at.column()], mixed, tags.residual);
+  } else if (warp == kMost * kTileRows / 32 && mixed) {
+    const int row = lane / 4;
+    if (row >= b.rows) return;
+    const uint4 v = __ldcg(reinterpret_cast<const uint4*>(b.program.a.mixed + static_cast<size_t>(row) * kMixed) +
+                           block * 4 + lane % 4);
+    send_tagged(&b.words.mixed[row][block * 4 + lane % 4], v, tags.mixed);
+    if (lane % 4 == 0) send_tagged(&b.words.mixed_squares[row][block], -1.0f, tags.mixed);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads, 1)
+    rows_program_kernel(const __grid_constant__ TokenProgram program, int rows, RowsWords* words) {
+  extern __shared__ __align__(128) std::byte ring[];
+  const Block b{program, rows, *words, ring, *reinterpret_cast<BlockMemory*>(ring + kSlots * kSlotBytes)};
+  launch_dependents();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kSlots; ++i) {
+      barrier_init(&b.s.full[i], 1);
+      barrier_init(&b.s.empty[i], kWarps);
+    }
+    barrier_init(&b.s.listed, 1);
+    fence_async_proxy();
+  }
+  if (static_cast<int>(threadIdx.x) < rows)
+    b.s.state_at[threadIdx.x] = static_cast<size_t>(program.sequence[threadIdx.x].slot) * program.slot_floats;
+  __syncthreads();
+  if (threadIdx.x >= kWorkers) {
+    // Weights and states depend on nothing, up to the choice of experts, which the consumers announce.
+    Producer producer(b);
+#pragma unroll 1
+    for (int i = 0; i < program.count; ++i) producer.run(i);
+    return;
+  }
+
+  grid_dependency_wait();
+  RowsTags tags(__ldcg(&words->tags));
+  send_slots(b, tags);
+  RingPlace at;
+#pragma unroll 1
+  for (int i = 0; i < program.count; ++i) {
+    const TokenPhase& p = program.phases[i];
+    const bool last = i + 1 == program.count;
+    switch (p.kind) {
+      case TokenPhaseKind::kGdn:
+        gdn_phase(b, p, at, last, tags);
+        break;
+      case TokenPhaseKind::kProject:
+        project_phase(b, p, at, tags);
+        break;
+      case TokenPhaseKind::kOut:
+        out_phase(b, at, next_norm(program, i), last, tags);
+        break;
+      case TokenPhaseKind::kExperts:
+        experts_phase(b, p, at, next_norm(program, i), last, tags);
+        break;
+    }
+    consumer_barrier();  // the next phase uses the same memory
+  }
+  // Every block has sent something of this launch, so it has read the tags.
+  if (blockIdx.x == 0 && threadIdx.x == 0) words->tags = tags.bits();
+}
+
+}  // namespace
+}  // namespace rows
+
+bool rows_program_runs(const DeviceInfo& device) {
+  if (!device.is_hopper() || device.shared_per_block < static_cast<int>(rows::kSharedBytes)) return false;
+  const auto* kernel = reinterpret_cast<const void*>(rows::rows_program_kernel);
+  cuda_check(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(rows::kSharedBytes)),
+      "shared memory of a kernel");
+  int blocks = 0;
+  cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, rows::kThreads, rows::kSharedBytes),
+             "blocks of a kernel");
+  return blocks * device.multiprocessors >= token::kBlocks;
+}
+
+void run_rows_program(const Launch& launch, const TokenProgram& program, int rows, RowsWords* words) {
+  check(program.count > 0 && program.count <= kMostTokenPhases, "a program of a fitting length");
+  check(rows >= 2 && rows <= rows::kMost, "rows of a program");
+  launch_kernel(launch, rows::rows_program_kernel, dim3(token::kBlocks), rows::kThreads, rows::kSharedBytes, 1, program,
+                rows, words);
+}
+
+}  // namespace calla::cuda

@@ -1,0 +1,32 @@
+#pragma once
+// A step of two to eight sequences as one kernel between attentions (rows_program.cu): the token program's sister.
+#include "backend/cuda/token_program.h"
+
+namespace calla::cuda {
+
+namespace rows {
+inline constexpr int kMost = 8;  // rows: the columns of the tensor cores' product
+inline constexpr int kChoices = kExpertsPerToken + 1;
+}  // namespace rows
+
+// What the blocks tell each other, through L2. The lowest bit of a word's last part is a tag, which every new contents of
+// the word turns over: so a reader needs neither fence nor flag. Words that are not of 32 bits are read and written as one.
+struct RowsWords {
+  WideWord residual[rows::kMost][token::kHidden / 8];  // eight fp16: the row times the next norm's weights / kRowScale
+  WideWord mixed[rows::kMost][token::kMixed / 8];      // eight fp16
+  WideWord qk[token::kKeyHeads][rows::kMost][2 * kGdnHeadDim / 4];  // four fp32
+  // Sums over one group of inputs: of outputs 2 r and 2 r + 1 of a tile of a and b, rows 2 q and 2 q + 1.
+  WideWord gates[4][kTileRows / 2][4][token::kHidden / kGroup];  // [tile][r][q][group]
+  WideWord logits[token::kExperts][2];                           // of four rows
+  WideWord hidden[rows::kMost * rows::kChoices][token::kExpertWidth / 8];  // eight fp16
+  // 32 bits, a row's from each block.
+  uint32_t squares[rows::kMost][token::kBlocks];        // of its part of the residual row
+  uint32_t mixed_squares[rows::kMost][token::kBlocks];  // of 32 of `mixed` before the gated RMSNorm; negative: it is done
+  uint32_t tags;                                        // of the words as they are: a bit each kind (RowsTags)
+};
+
+// As the token program; `program.sequence`, `program.a` and `words` are the first row's.
+bool rows_program_runs(const DeviceInfo& device);
+void run_rows_program(const Launch& launch, const TokenProgram& program, int rows, RowsWords* words);
+
+}  // namespace calla::cuda
