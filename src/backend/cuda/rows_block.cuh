@@ -17,7 +17,9 @@ using token::kHidden;
 using token::kMixed;
 
 inline constexpr int kWarps = 16, kWorkers = kWarps * 32;
-inline constexpr int kThreads = kWorkers + 32;  // and the producer warp
+inline constexpr int kThreads = kWorkers + 128;  // and the producer's warpgroup, of which one warp works
+// Registers a thread: as launched, as the consumers and as the producer have them then.
+inline constexpr int kConsumerRegisters = 112, kProducerRegisters = 32;
 inline constexpr int kSlots = 8;
 inline constexpr int kInFlight = 3;  // slots on their way at a time
 inline constexpr int kGroups = kHidden / kGroup, kChunks = kGroups / kChunkGroups, kChunkInputs = kChunkGroups * kGroup;
@@ -53,17 +55,29 @@ struct OutArea {
   std::byte x[kMost * row_bytes(kMixed)];
   float units[kWarps][kUnitFloats];
 };
+inline constexpr int kUpBatch = 4;  // tiles whose sums meet at one barrier
 struct UpArea {
   std::byte x[kXBytes];
-  float logits[kMost][token::kExperts + 8];
-  float group_sums[kGroups][kMost];
-  float4 halves[2][kWarps / 2][32];            // of a tile's sums
-  alignas(16) __half units[kWarps / 2][kMost][8];  // a tile's hidden units
-  float router[kWarps][4][kMost];              // sums of a warp's inputs: two logits, the shared expert's gate, nothing
+  union {
+    struct {
+      float router[kWarps][4][kMost];  // sums of a warp's inputs: two logits, the shared expert's gate, nothing
+      float logits[kMost][token::kExperts + 8];
+    };
+    float units[2][kUpBatch][kChunks][kUnitFloats];
+  };
+  alignas(16) __half hidden[kWarps][kUpBatch][8];  // a tile's hidden units of one row
+};
+// A row of hidden units and the sums of their groups. When they have been used, the product's 16 sums are in their place.
+struct HiddenRow {
+  union {
+    std::byte units[token::kExpertWidth * 2];
+    float sums[kTileRows];
+  };
+  float group_sums[kDownGroups];
+  float pad[4];  // so that eight rows start in different banks
 };
 struct DownArea {
-  std::byte h[kMost * kChoices * row_bytes(token::kExpertWidth)];
-  float sums[kMost * kChoices][kTileRows];
+  HiddenRow h[kMost * kChoices];
 };
 union Area {
   GdnArea gdn;
@@ -113,7 +127,21 @@ struct Block {
   RowsWords& words;
   std::byte* ring;
   BlockMemory& s;
+  int tid, warp, lane;
 
+  __device__ __forceinline__ Block(const TokenProgram& program, int rows, RowsWords* words, std::byte* ring)
+      : program(program),
+        rows(rows),
+        words(*words),
+        ring(ring),
+        s(*reinterpret_cast<BlockMemory*>(ring + kSlots * kSlotBytes)),
+        tid(static_cast<int>(threadIdx.x)) {
+    // Each phase works out its addresses anew: what the compiler keeps from phase to phase does not fit the registers, and
+    // what it puts aside is gone from L2 before it is needed again.
+    asm volatile("" : "+r"(tid));
+    warp = __shfl_sync(0xffffffffu, tid / 32, 0);  // known to be the same in all lanes
+    lane = tid % 32;
+  }
   __device__ __forceinline__ std::byte* slot(int i) const { return ring + static_cast<uint32_t>(i) * kSlotBytes; }
 };
 
@@ -133,17 +161,15 @@ __device__ __forceinline__ void pass_slots(const Block& b, RingPlace& at, int co
     wait_full(b, at);
     use(i, b.slot(at.slot));
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&b.s.empty[at.slot]);
+    if (b.lane == 0) barrier_arrive(&b.s.empty[at.slot]);
     at.advance();
   }
 }
 
 // ---- products ------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x % 32); }
-
 // Where a lane's row of ldmatrix starts: lanes of the same eight have one step's half, each a row.
-__device__ __forceinline__ uint32_t operand_address(const std::byte* row) {
-  return shared_address(row) + static_cast<uint32_t>(lane_id() / 8) * 16;
+__device__ __forceinline__ uint32_t operand_address(const std::byte* row, int lane) {
+  return shared_address(row) + static_cast<uint32_t>(lane / 8) * 16;
 }
 // A group's columns as B operands: registers 2 j and 2 j + 1 of step j.
 __device__ __forceinline__ void load_group(uint32_t (&b)[8], uint32_t address, int group) {
@@ -186,21 +212,21 @@ __device__ __forceinline__ void add_group(float (&acc)[4], const uint4 (&codes)[
   acc[2] = fmaf(high, c[2], fmaf(high_bias, sum.x, acc[2]));
   acc[3] = fmaf(high, c[3], fmaf(high_bias, sum.y, acc[3]));
 }
-__device__ __forceinline__ uint4 codes_of(const std::byte* codes, int group) {
-  return reinterpret_cast<const uint4*>(codes)[group * 32 + lane_id()];
+__device__ __forceinline__ uint4 codes_of(const std::byte* codes, int group, int lane) {
+  return reinterpret_cast<const uint4*>(codes)[group * 32 + lane];
 }
-__device__ __forceinline__ uint2 scale_of(const std::byte* scales, int group) {
-  return reinterpret_cast<const uint2*>(scales)[group * 8 + lane_id() / 4];
+__device__ __forceinline__ uint2 scale_of(const std::byte* scales, int group, int r) {
+  return reinterpret_cast<const uint2*>(scales)[group * 8 + r];
 }
 
-// A warp's chunk of all rows.
+// A warp's chunk of eight rows.
 struct ChunkColumns {
   uint32_t b[kChunkGroups][8];
   float2 sum[kChunkGroups];
 
-  // `x` is the rows, each of `bytes`.
-  __device__ __forceinline__ ChunkColumns(const std::byte* x, uint32_t bytes, int chunk) {
-    const uint32_t address = operand_address(x + static_cast<uint32_t>(lane_id() % 8) * bytes);
+  // `row` is that of column lane % 8.
+  __device__ __forceinline__ void load(const std::byte* row, int chunk, int lane) {
+    const uint32_t address = operand_address(row, lane);
 #pragma unroll
     for (int g = 0; g < kChunkGroups; ++g) {
       load_group(b[g], address, chunk * kChunkGroups + g);
@@ -209,14 +235,15 @@ struct ChunkColumns {
   }
 };
 // Chunk `chunk` of the tile in a slot times the columns; the unit's sums go to `to`.
-__device__ __forceinline__ void multiply_unit(float* to, const std::byte* slot, int chunk, const ChunkColumns& x) {
+__device__ __forceinline__ void multiply_unit(float* to, const std::byte* slot, int chunk, const ChunkColumns& x,
+                                              int lane) {
   float acc[4] = {};
 #pragma unroll
   for (int g = 0; g < kChunkGroups; ++g) {
-    const uint4 codes[1] = {codes_of(slot, chunk * kChunkGroups + g)};
-    add_group<4>(acc, codes, scale_of(slot + kSlotCodes, chunk * kChunkGroups + g), x.b[g], x.sum[g]);
+    const uint4 codes[1] = {codes_of(slot, chunk * kChunkGroups + g, lane)};
+    add_group<4>(acc, codes, scale_of(slot + kSlotCodes, chunk * kChunkGroups + g, lane / 4), x.b[g], x.sum[g]);
   }
-  const int r = lane_id() / 4, q = lane_id() % 4;
+  const int r = lane / 4, q = lane % 4;
   float* pair = to + 2 * q * kUnitStride + 2 * r;
   *reinterpret_cast<float2*>(pair) = make_float2(acc[0], acc[2]);
   *reinterpret_cast<float2*>(pair + kUnitStride) = make_float2(acc[1], acc[3]);
@@ -229,10 +256,22 @@ __device__ __forceinline__ float sum_units(const float (*units)[kUnitFloats], in
   return total;
 }
 
+// A load that the compiler does not put off until its value is used.
+__device__ __forceinline__ float load_early(const float* from) {
+  float v;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(from) : "memory");
+  return v;
+}
+__device__ __forceinline__ float4 load_early(const float4* from) {
+  float4 v;
+  asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from) : "memory");
+  return v;
+}
+
 // ---- the residual rows ---------------------------------------------------------------------------------------------
 // Stages the residual rows in `x`: warps 2 c and 2 c + 1 chunk c; and adds up their squares (s.squares, after a barrier).
 __device__ __forceinline__ void stage_residual(const Block& b, std::byte* x, uint32_t tag) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_id(), piece = warp / 2 * 32 + lane;
+  const int warp = b.warp, lane = b.lane, piece = warp / 2 * 32 + lane;
   constexpr int kRounds = kMost / 2;
   WideWord w[kRounds];
   receive(
@@ -257,14 +296,13 @@ __device__ __forceinline__ float row_factor(const Block& b, int row) {
 // Warps 0..3 have a block's part of the residual rows: a thread an output.
 struct ResidualPlace {
   int row, output;
-  __device__ __forceinline__ ResidualPlace()
-      : row(static_cast<int>(threadIdx.x) / kTileRows), output(static_cast<int>(threadIdx.x) % kTileRows) {}
+  __device__ __forceinline__ explicit ResidualPlace(int tid) : row(tid / kTileRows), output(tid % kTileRows) {}
   __device__ __forceinline__ int column() const { return static_cast<int>(blockIdx.x) * kTileRows + output; }
 };
 // The new value of a residual element, to its slot, and to all blocks unless no phase follows. `norm`: the next phase's.
 __device__ __forceinline__ void send_residual(const Block& b, const ResidualPlace& at, float value, float norm,
                                               bool last, uint32_t tag) {
-  const int lane = lane_id(), block = static_cast<int>(blockIdx.x);
+  const int lane = b.lane, block = static_cast<int>(blockIdx.x);
   b.s.residual[at.row][at.output] = value;
   if (at.row < b.rows) b.program.a.residual[at.row * kHidden + at.column()] = value;
   if (last) return;

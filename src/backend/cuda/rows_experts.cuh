@@ -2,7 +2,7 @@
 // The rows kernel's expert phase: RMSNorm, router, choice, gate and up projections with SwiGLU, down projections.
 //   Router  a block computes two logits of every row, a warp 128 inputs. Every block chooses, a warp a row, and makes the
 //           list of distinct experts, each with the rows that chose it.
-//   Up      the tiles of all listed experts in a row, shared out evenly; two warps take a tile, half of its inputs each.
+//   Up      the tiles of all listed experts in a row, shared out evenly; two warps have a chunk of inputs.
 //   Down    a block takes the tile of its 16 outputs of all listed experts; a warp takes an expert.
 #include "backend/cuda/rows_block.cuh"
 #include "backend/cuda/top_experts.cuh"
@@ -29,8 +29,8 @@ struct RouterGroups {
   uint4 codes[kCount][2];
   uint2 scales[kCount];
 
-  __device__ __forceinline__ void load(const TokenMatrix& w) {
-    const int block = static_cast<int>(blockIdx.x), warp = static_cast<int>(threadIdx.x) / 32, lane = lane_id();
+  __device__ __forceinline__ void load(const TokenMatrix& w, int warp, int lane) {
+    const int block = static_cast<int>(blockIdx.x);
     const bool is_gate = lane >= 4;
     const int tile = is_gate ? kSharedGateTile : block / 8, pair = is_gate ? 0 : block % 8;
 #pragma unroll
@@ -50,7 +50,7 @@ struct RouterGroups {
 // One warp: the list of experts from every row's choice, the shared expert first. A lane takes two choices.
 __device__ __forceinline__ void list_items(const Block& b) {
   Items& items = b.s.items;
-  const int lane = lane_id();
+  const int lane = b.lane;
   int id[2], column[2], mask[2];
   bool valid[2], leads[2];
 #pragma unroll
@@ -89,90 +89,168 @@ __device__ __forceinline__ void list_items(const Block& b) {
   __syncwarp();
 }
 
-// A warp's half of a tile of gate and up units; then the pair's first warp has the hidden units and sends them.
-__device__ __forceinline__ void multiply_up(const Block& b, int index, int turn, const std::byte* slot, uint32_t tag) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_id(), half = warp % 2, r = lane / 4, q = lane % 4;
+// A batch's hidden units: a warp has one column of its tiles (the batches take turns with the warps), a lane a unit; from
+// the sums of the units of work, to all blocks.
+__device__ __forceinline__ void send_hidden(const Block& b, const float (*units)[kChunks][kUnitFloats], int column,
+                                            int first, int end, uint32_t tag) {
+  const int lane = b.lane, r = lane % 8, index = first + lane / 8;
   UpArea& area = b.s.area.up;
-  const int item = index / kUpTiles, tile = index % kUpTiles, count = b.s.items.count[item];
-  const uint8_t(&entries)[kMost] = b.s.items.entries[item];
-  const auto row_of = [&](int column) { return entries[column < count ? column : 0] / kChoices; };
-  const uint32_t address = operand_address(area.x + static_cast<uint32_t>(row_of(lane % 8)) * row_bytes(kHidden));
-  const int rows[2] = {row_of(2 * q), row_of(2 * q + 1)};
-  float acc[4] = {};
-#pragma unroll 4
-  for (int i = 0; i < kGroups / 2; ++i) {
-    const int group = half * (kGroups / 2) + i;
-    uint32_t columns[8];
-    load_group(columns, address, group);
-    const float2 sum = make_float2(area.group_sums[group][rows[0]], area.group_sums[group][rows[1]]);
-    const uint4 codes[1] = {codes_of(slot, group)};
-    add_group<4>(acc, codes, scale_of(slot + kSlotCodes, group), columns, sum);
-  }
-  float4& other = area.halves[turn % 2][warp / 2][lane];
-  if (half == 1) other = make_float4(acc[0], acc[1], acc[2], acc[3]);
-  pair_barrier(warp);
-  if (half == 1) return;
+  const Items& items = b.s.items;
+  const auto entry_of = [&](int i) {  // or -1
+    const int item = i / kUpTiles;
+    return i < end && column < items.count[item] ? items.entries[item][column] : -1;
+  };
+  const int entry = entry_of(index);
+  if (entry >= 0) {
+    const float factor = row_factor(b, entry / kChoices);
+    float2 sum = make_float2(0, 0);
 #pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    const float factor = row_factor(b, rows[c]);
-    const float gate = factor * (acc[c] + (c == 0 ? other.x : other.y));
-    const float up = factor * (acc[2 + c] + (c == 0 ? other.z : other.w));
-    area.units[warp / 2][2 * q + c][r] = __float2half_rn(silu(gate) * up * kHiddenScale);
+    for (int c = 0; c < kChunks; ++c) {
+      const float2 v = *reinterpret_cast<const float2*>(&units[lane / 8][c][column * kUnitStride + 2 * r]);
+      sum.x += v.x;
+      sum.y += v.y;
+    }
+    area.hidden[b.warp][lane / 8][r] = __float2half_rn(silu(factor * sum.x) * (factor * sum.y) * kHiddenScale);
   }
   __syncwarp();
-  if (lane < count)
-    send_tagged(&b.words.hidden[entries[lane]][tile], *reinterpret_cast<const uint4*>(area.units[warp / 2][lane]), tag);
+  const int tile = first + lane;
+  if (lane >= kUpBatch) return;
+  const int to = entry_of(tile);
+  if (to >= 0)
+    send_tagged(&b.words.hidden[to][tile % kUpTiles], *reinterpret_cast<const uint4*>(area.hidden[b.warp][lane]), tag);
 }
 
-// The down projection's tile of one listed expert.
+// Gate and up projections of the block's share of tiles: a warp has one chunk of every second tile.
+__device__ __forceinline__ void up_products(const Block& b, RingPlace& ring, uint32_t tag) {
+  UpArea& area = b.s.area.up;
+  const Items& items = b.s.items;
+  const int chunk = b.warp / 2;
+  const UpShare share(items.total);
+  ChunkColumns x;
+  int loaded = -1, batch = 0;
+#pragma unroll 1
+  for (int first = share.first; first < share.end; first += kUpBatch, ++batch) {
+    auto* const units = area.units[batch % 2];
+    pass_slots(b, ring, min(kUpBatch, share.end - first), [&](int i, const std::byte* slot) {
+      if (i % 2 != b.warp % 2) return;
+      const int item = (first + i) / kUpTiles;
+      if (item != loaded) {
+        const int column = b.lane % 8 < items.count[item] ? b.lane % 8 : 0;
+        x.load(area.x + static_cast<uint32_t>(items.entries[item][column] / kChoices) * row_bytes(kHidden), chunk,
+               b.lane);
+        loaded = item;
+      }
+      multiply_unit(units[i][chunk], slot, chunk, x, b.lane);
+    });
+    consumer_barrier();
+    const int column = (b.warp - batch) % kWarps & (kWarps - 1);
+    if (column < kMost) send_hidden(b, units, column, first, share.end, tag);
+  }
+}
+
+// The down projection's tile of one listed expert, two rows at a time: one row would use one of the product's eight columns.
+// Instead the four groups of a chunk have two columns each (B is zero elsewhere), so all products of the chunk add up in
+// one accumulator, and lane 4 r + q finds the sums of group q.
 __device__ __forceinline__ void multiply_down(const Block& b, int item, const std::byte* codes,
                                               const std::byte* scales) {
-  const int lane = lane_id(), r = lane / 4, q = lane % 4;
-  DownArea& area = b.s.area.down;
+  const int lane = b.lane, r = lane / 4, q = lane % 4;
+  HiddenRow(&h)[kMost * kChoices] = b.s.area.down.h;
   const int count = b.s.items.count[item];
   const uint8_t(&entries)[kMost] = b.s.items.entries[item];
-  const int column = lane % 8;
-  const uint32_t address = operand_address(
-      area.h + static_cast<uint32_t>(entries[column < count ? column : 0]) * row_bytes(token::kExpertWidth));
-  float acc[4] = {};
-#pragma unroll 4
-  for (int group = 0; group < kDownGroups; ++group) {
-    uint32_t columns[8];
-    load_group(columns, address, group);
-    const uint4 words[1] = {codes_of(codes, group)};
-    add_group<4>(acc, words, scale_of(scales, group), columns, sum_group(columns));
-  }
+#pragma unroll 1
+  for (int done = 0; done < count; done += 2) {
+    const int first = entries[done], second = entries[min(done + 1, count - 1)];
+    const uint32_t address =
+        operand_address(h[lane % 2 == 0 ? first : second].units, lane) + static_cast<uint32_t>(lane % 8 / 2) * (kGroup * 2);
+    float sums[4] = {};
 #pragma unroll
-  for (int c = 0; c < 2; ++c)
-    if (2 * q + c < count)
-      *reinterpret_cast<float2*>(&area.sums[entries[2 * q + c]][2 * r]) = make_float2(acc[c], acc[2 + c]);
+    for (int chunk = 0; chunk < kDownGroups / kChunkGroups; ++chunk) {
+      uint32_t mine[8];  // of this lane's group
+      load_group(mine, address, chunk * kChunkGroups);
+      float even[4] = {}, odd[4] = {};
+#pragma unroll
+      for (int g = 0; g < kChunkGroups; ++g) {
+        const uint4 words = codes_of(codes, chunk * kChunkGroups + g, lane);
+        const auto columns = [&](int i) { return lane / 8 == g ? mine[i] : 0u; };
+        uint32_t a[4];
+        expand_step(words.x, a), mma_f16(even, a, columns(0), columns(1));
+        expand_step(words.y, a), mma_f16(odd, a, columns(2), columns(3));
+        expand_step(words.z, a), mma_f16(even, a, columns(4), columns(5));
+        expand_step(words.w, a), mma_f16(odd, a, columns(6), columns(7));
+      }
+      const int group = chunk * kChunkGroups + q;
+      const uint2 scale = scale_of(scales, group, r);
+      const float low = low_bf16(scale.x), low_bias = fmaf(-1024.0f, low, high_bf16(scale.x));
+      const float high = 0.0625f * low_bf16(scale.y), high_bias = fmaf(-1024.0f, high, high_bf16(scale.y));
+      const float first_sum = h[first].group_sums[group], second_sum = h[second].group_sums[group];
+      sums[0] = fmaf(low, even[0] + odd[0], fmaf(low_bias, first_sum, sums[0]));
+      sums[1] = fmaf(low, even[1] + odd[1], fmaf(low_bias, second_sum, sums[1]));
+      sums[2] = fmaf(high, even[2] + odd[2], fmaf(high_bias, first_sum, sums[2]));
+      sums[3] = fmaf(high, even[3] + odd[3], fmaf(high_bias, second_sum, sums[3]));
+    }
+#pragma unroll
+    for (float& v : sums) v = sum_lanes<4>(v);
+    __syncwarp();  // the rows have been read
+    if (q == 0) {
+      *reinterpret_cast<float2*>(h[first].sums + 2 * r) = make_float2(sums[0], sums[2]);
+      if (second != first) *reinterpret_cast<float2*>(h[second].sums + 2 * r) = make_float2(sums[1], sums[3]);
+    }
+  }
+}
+
+// Receives all rows' hidden units, and adds up their groups. Ends with a barrier.
+__device__ __forceinline__ void stage_hidden(const Block& b, uint32_t tag) {
+  constexpr int kPieces = token::kExpertWidth / 8, kRounds = kMost * kChoices * kPieces / kWorkers;
+  HiddenRow(&h)[kMost * kChoices] = b.s.area.down.h;
+  const int count = b.rows * kChoices * kPieces;
+  const WideWord* from = &b.words.hidden[0][0];
+  WideWord w[kRounds];
+  receive(
+      w, [&](int i) { return i * kWorkers + b.tid < count ? from + i * kWorkers + b.tid : nullptr; }, tag);
+#pragma unroll
+  for (int i = 0; i < kRounds; ++i) {
+    const int at = i * kWorkers + b.tid;
+    reinterpret_cast<uint4*>(h[at / kPieces].units)[at % kPieces] =
+        make_uint4(w[i].part[0], w[i].part[1], w[i].part[2], w[i].part[3]);
+  }
+  consumer_barrier();
+#pragma unroll 1
+  for (int i = b.warp; i < (b.rows * kChoices + 7) / 8 * kDownGroups; i += kWarps) {  // eight rows' group
+    const int row = i / kDownGroups * 8, group = i % kDownGroups;
+    uint32_t columns[8];
+    load_group(columns, operand_address(h[row + b.lane % 8].units, b.lane), group);
+    const float2 sum = sum_group(columns);
+    if (b.lane < 4) {
+      h[row + 2 * b.lane].group_sums[group] = sum.x;
+      h[row + 2 * b.lane + 1].group_sums[group] = sum.y;
+    }
+  }
+  consumer_barrier();
 }
 
 __device__ __forceinline__ void experts_phase(const Block& b, const TokenPhase& p, RingPlace& ring, float norm,
                                               bool last, RowsTags& tags) {
-  const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32;
+  const int tid = b.tid, warp = b.warp, lane = b.lane;
   const int block = static_cast<int>(blockIdx.x);
   BlockMemory& s = b.s;
   UpArea& area = s.area.up;
   tags.experts ^= 1;
 
   RouterGroups router;
-  router.load(p.router);
-  const float own_norm = p.norm[block * kTileRows + tid % kTileRows];
+  router.load(p.router, warp, lane);
+  const float own_norm = load_early(p.norm + block * kTileRows + tid % kTileRows);
   if (tid < token::kExperts / 4) s.rows_of[tid] = 0;
   stage_residual(b, area.x, tags.residual);
   pair_barrier(warp);
   {
-    const uint32_t address = operand_address(area.x + static_cast<uint32_t>(lane % 8) * row_bytes(kHidden));
+    const uint32_t address = operand_address(area.x + static_cast<uint32_t>(lane % 8) * row_bytes(kHidden), lane);
     float acc[4] = {};
 #pragma unroll
     for (int i = 0; i < RouterGroups::kCount; ++i) {
       const int group = warp * RouterGroups::kCount + i;
       uint32_t columns[8];
       load_group(columns, address, group);
-      const float2 sum = sum_group(columns);
-      add_group<8>(acc, router.codes[i], router.scales[i], columns, sum);
-      if (lane < 4) *reinterpret_cast<float2*>(&area.group_sums[group][2 * lane]) = sum;
+      add_group<8>(acc, router.codes[i], router.scales[i], columns, sum_group(columns));
     }
     if (lane < 8) {
       const int which = lane / 4 * 2, column = lane % 4 * 2;
@@ -235,28 +313,10 @@ __device__ __forceinline__ void experts_phase(const Block& b, const TokenPhase& 
   }
   consumer_barrier();
 
+  up_products(b, ring, tags.experts);
+  consumer_barrier();
+  stage_hidden(b, tags.experts);
   const int items = s.items.total;
-  const UpShare share(items);
-  pass_slots(b, ring, share.end - share.first, [&](int i, const std::byte* slot) {
-    if (i % (kWarps / 2) == warp / 2)
-      multiply_up(b, share.first + i, i / (kWarps / 2), slot, tags.experts);
-  });
-  consumer_barrier();
-  {
-    constexpr int kPieces = token::kExpertWidth / 8, kRounds = kMost * kChoices * kPieces / kWorkers;
-    const int count = b.rows * kChoices * kPieces;
-    const WideWord* from = &b.words.hidden[0][0];
-    WideWord w[kRounds];
-    receive(
-        w, [&](int i) { return i * kWorkers + tid < count ? from + i * kWorkers + tid : nullptr; }, tags.experts);
-#pragma unroll
-    for (int i = 0; i < kRounds; ++i) {
-      const uint32_t at = static_cast<uint32_t>(i * kWorkers + tid);
-      *reinterpret_cast<uint4*>(s.area.down.h + at / kPieces * row_bytes(token::kExpertWidth) + at % kPieces * 16) =
-          make_uint4(w[i].part[0], w[i].part[1], w[i].part[2], w[i].part[3]);
-    }
-  }
-  consumer_barrier();
   pass_slots(b, ring, down_slots(items), [&](int i, const std::byte* slot) {
     const int part = warp % kDownItems, item = i * kDownItems + part;
     if (i % (kWarps / kDownItems) == warp / kDownItems && item < items)
@@ -266,11 +326,11 @@ __device__ __forceinline__ void experts_phase(const Block& b, const TokenPhase& 
   consumer_barrier();
   if (!last) tags.residual ^= 1;
   if (warp < kMost * kTileRows / 32) {
-    const ResidualPlace at;
+    const ResidualPlace at(b.tid);
     float total = 0;
 #pragma unroll
     for (int i = 0; i < kChoices; ++i)
-      total = fmaf(s.weights[at.row][i], s.area.down.sums[at.row * kChoices + i][at.output], total);
+      total = fmaf(s.weights[at.row][i], s.area.down.h[at.row * kChoices + i].sums[at.output], total);
     send_residual(b, at, s.residual[at.row][at.output] + total / kHiddenScale, norm, last, tags.residual);
   }
 }

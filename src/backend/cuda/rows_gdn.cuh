@@ -44,27 +44,27 @@ struct GateGroup {
     const int column = (tile() < kTiles / 2 ? program.a_column : program.b_column) + tile() % (kTiles / 2) * kTileRows;
     return static_cast<size_t>(column / kTileRows * kGroups + group());
   }
-  __device__ __forceinline__ void load(const TokenProgram& program, const TokenPhase& p) {
-    codes[0] = load_stream(p.weights.codes + place(program) * 32 + lane_id());
-    scale = load_stream(p.weights.scales + place(program) * 8 + lane_id() / 4);
+  __device__ __forceinline__ void load(const TokenProgram& program, const TokenPhase& p, int lane) {
+    codes[0] = load_stream(p.weights.codes + place(program) * 32 + lane);
+    scale = load_stream(p.weights.scales + place(program) * 8 + lane / 4);
   }
   __device__ __forceinline__ void multiply_and_send(const Block& b, const std::byte* x, uint32_t tag) const {
     uint32_t columns[8];
-    load_group(columns, operand_address(x + static_cast<uint32_t>(lane_id() % 8) * row_bytes(kHidden)), group());
+    load_group(columns, operand_address(x + static_cast<uint32_t>(b.lane % 8) * row_bytes(kHidden), b.lane), group());
     float acc[4] = {};
     add_group<4>(acc, codes, scale, columns, sum_group(columns));
-    const int r = lane_id() / 4, q = lane_id() % 4;
+    const int r = b.lane / 4, q = b.lane % 4;
     if (2 * q < b.rows)
       send_tagged(&b.words.gates[tile()][r][q][group()], make_float4(acc[0], acc[2], acc[1], acc[3]), tag);
   }
 };
 
 // Warps 0..7: the head's a (warps 0..3) and b (4..7) of two rows each; decay and beta once all are there.
-__device__ __forceinline__ void receive_gates(const Block& b, const TokenPhase& p, const GdnPlace& at, uint32_t tag) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_id(), q = warp % 4;
+__device__ __forceinline__ void receive_gates(const Block& b, const GdnPlace& at, float rate, float dt_bias,
+                                              uint32_t tag) {
+  const int warp = b.warp, lane = b.lane, q = warp % 4;
   if (2 * q >= b.rows) return;
   const bool is_b = warp >= 4;
-  const float rate = p.decay_rate[at.head], dt_bias = p.dt_bias[at.head];
   const int tile = (is_b ? GateGroup::kTiles / 2 : 0) + at.key_head / 8;
   const float4 w = as_floats(receive(&b.words.gates[tile][at.key_head % 8][q][lane], tag));
   const bool second = at.rank >= 4;  // head of the key head
@@ -97,19 +97,18 @@ __device__ __forceinline__ float4 add_lane(float4 v, int offset) {
 
 // The delta rule on a row's columns of the state, by a pair of warps: `s` is [key][32 columns].
 __device__ __forceinline__ void recur(const Block& b, const TokenPhase& p, const GdnPlace& at, const std::byte* slot,
-                                      bool last, uint32_t tag) {
+                                      float4 norm, bool last, uint32_t tag) {
   constexpr int kKeys = kGdnHeadDim / 2 / 4;  // of a thread, every fourth of its warp's
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_id(), row = warp / 2;
+  const int warp = b.warp, lane = b.lane, row = warp / 2;
   const int quad = lane % 8, first_key = warp % 2 * (kGdnHeadDim / 2) + lane / 8;
   const int block = static_cast<int>(blockIdx.x);
   GdnArea& area = b.s.area.gdn;
   const auto* s = reinterpret_cast<const float4*>(slot) + first_key * (kColumns / 4) + quad;
   const float* const q = area.qk[row];
   const float* const k = area.qk[row] + kGdnHeadDim;
-  const float4 norm = *reinterpret_cast<const float4*>(p.gdn_norm + at.part * kColumns + quad * 4);
 
   float4 memory_sum = make_float4(0, 0, 0, 0), out_sum = memory_sum;
-#pragma unroll
+#pragma unroll 4
   for (int i = 0; i < kKeys; ++i) {
     const float4 v = s[i * kColumns];
     memory_sum = fma4(v, k[first_key + i * 4], memory_sum);
@@ -168,7 +167,7 @@ __device__ __forceinline__ void recur(const Block& b, const TokenPhase& p, const
   }
   // The state goes out last: the exchange would queue up behind it.
   float* const to = p.state + b.s.state_at[row] + at.state() + first_key * kGdnHeadDim + quad * 4;
-#pragma unroll
+#pragma unroll 4
   for (int i = 0; i < kKeys; ++i) {
     const float4 v = s[i * kColumns];
     const float4 kept = make_float4(decay * v.x, decay * v.y, decay * v.z, decay * v.w);
@@ -178,33 +177,37 @@ __device__ __forceinline__ void recur(const Block& b, const TokenPhase& p, const
 
 __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, RingPlace& ring, bool last,
                                           RowsTags& tags) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_id(), chunk = warp / 2;
+  const int warp = b.warp, lane = b.lane, chunk = warp / 2;
   const GdnPlace at;
   GdnArea& area = b.s.area.gdn;
   tags.gdn ^= 1;
   tags.mixed ^= 1;
   const bool has_gates = warp == GateGroup::group() / kChunkGroups * 2;
   GateGroup gates;
-  if (has_gates) gates.load(b.program, p);
+  if (has_gates) gates.load(b.program, p, lane);
   // A warp convolves a row's 32 channels of q or k (warps 0..7) or of v.
   const int row = warp % kMost, span = warp / kMost;
   const int column = at.first_column(span, b.program.z_column) + lane;
   float* const tail = p.state + b.s.state_at[row] + kStateFloats + column;
+  // What is needed later and comes from far.
+  const float4 norm = load_early(reinterpret_cast<const float4*>(p.gdn_norm + at.part * kColumns + lane % 8 * 4));
+  const float rate = load_early(p.decay_rate + at.head), dt_bias = load_early(p.dt_bias + at.head);
   float old[3] = {};
   float4 taps = make_float4(0, 0, 0, 0);
   if (row < b.rows) {
 #pragma unroll
-    for (int i = 0; i < 3; ++i) old[i] = tail[i * kChannels];
-    taps = *reinterpret_cast<const float4*>(p.conv + column * 4);
+    for (int i = 0; i < 3; ++i) old[i] = load_early(tail + i * kChannels);
+    taps = load_early(reinterpret_cast<const float4*>(p.conv + column * 4));
   }
 
   stage_residual(b, area.x, tags.residual);
   pair_barrier(warp);
   if (has_gates) gates.multiply_and_send(b, area.x, tags.gdn);
   {
-    const ChunkColumns x(area.x, row_bytes(kHidden), chunk);
+    ChunkColumns x;
+    x.load(area.x + static_cast<uint32_t>(lane % 8) * row_bytes(kHidden), chunk, lane);
     pass_slots(b, ring, kGdnTiles, [&](int i, const std::byte* slot) {
-      if (i % 2 == warp % 2) multiply_unit(area.units[i][chunk], slot, chunk, x);
+      if (i % 2 == warp % 2) multiply_unit(area.units[i][chunk], slot, chunk, x, lane);
     });
   }
   consumer_barrier();
@@ -219,9 +222,11 @@ __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, R
     const float out = output(span);
     const float c = silu(taps.x * old[0] + taps.y * old[1] + taps.z * old[2] + taps.w * out);
     if (span == 0) {
-      area.qk[row][lane] = c;  // for the lanes that send it; what is received comes behind a barrier
-      __syncwarp();
-      const float4 four = reinterpret_cast<const float4*>(area.qk[row])[lane % 8];
+      float4 four;  // of lanes 4 l .. 4 l + 3
+      four.x = __shfl_sync(0xffffffffu, c, lane * 4);
+      four.y = __shfl_sync(0xffffffffu, c, lane * 4 + 1);
+      four.z = __shfl_sync(0xffffffffu, c, lane * 4 + 2);
+      four.w = __shfl_sync(0xffffffffu, c, lane * 4 + 3);
       if (lane < 8) send_tagged(&b.words.qk[at.key_head][row][at.rank * 8 + lane], four, tags.gdn);
     } else {
       area.values[row][lane] = c;
@@ -234,15 +239,18 @@ __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, R
     tail[2 * kChannels] = out;
     projected[column] = out;
   }
-  if (warp < kWarps / 2) receive_gates(b, p, at, tags.gdn);
-  consumer_barrier();
-  if (warp / 2 < b.rows) {  // a pair of warps receives its row's q and k
-    const WideWord w = receive(&b.words.qk[at.key_head][warp / 2][warp % 2 * 32 + lane], tags.gdn);
-    reinterpret_cast<float4*>(area.qk[warp / 2])[warp % 2 * 32 + lane] = as_floats(w);
-    pair_barrier(warp);
+  if (span == 0) {
+    receive_gates(b, at, rate, dt_bias, tags.gdn);
+  } else if (row < b.rows) {
+    WideWord w[2];
+    receive(
+        w, [&](int i) { return &b.words.qk[at.key_head][row][i * 32 + lane]; }, tags.gdn);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) reinterpret_cast<float4*>(area.qk[row])[i * 32 + lane] = as_floats(w[i]);
   }
+  consumer_barrier();
   pass_slots(b, ring, b.rows, [&](int i, const std::byte* slot) {
-    if (i == warp / 2) recur(b, p, at, slot, last, tags.mixed);
+    if (i == warp / 2) recur(b, p, at, slot, norm, last, tags.mixed);
   });
 }
 

@@ -18,7 +18,7 @@ __device__ __forceinline__ uint32_t multiply_halves(uint32_t pair, float factor)
 
 // residual += W mixed: a block takes one tile, a warp one chunk of its 4096 inputs.
 __device__ __forceinline__ void out_phase(const Block& b, RingPlace& ring, float norm, bool last, RowsTags& tags) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_id();
+  const int warp = b.warp, lane = b.lane;
   OutArea& area = b.s.area.out;
   WideWord w[kMost];
   const int piece = warp * 32 + lane, sender = warp * 8 + lane / 4;
@@ -38,14 +38,15 @@ __device__ __forceinline__ void out_phase(const Block& b, RingPlace& ring, float
                    multiply_halves(v.part[2], scale), multiply_halves(v.part[3], scale));
   }
   __syncwarp();  // the warp has staged its own chunk
-  const ChunkColumns x(area.x, row_bytes(kMixed), warp);
+  ChunkColumns x;
+  x.load(area.x + static_cast<uint32_t>(lane % 8) * row_bytes(kMixed), warp, lane);
   pass_slots(b, ring, kOutSlots, [&](int i, const std::byte* slot) {
-    if (warp / kChunks == i) multiply_unit(area.units[warp], slot, warp % kChunks, x);
+    if (warp / kChunks == i) multiply_unit(area.units[warp], slot, warp % kChunks, x, lane);
   });
   consumer_barrier();
   if (!last) tags.residual ^= 1;
   if (warp < kMost * kTileRows / 32) {
-    const ResidualPlace at;
+    const ResidualPlace at(b.tid);
     send_residual(b, at, b.s.residual[at.row][at.output] + sum_units<kWarps>(area.units, at.row, at.output), norm, last,
                   tags.residual);
   }
@@ -62,14 +63,15 @@ struct TileShare {
 };
 __device__ __forceinline__ void project_phase(const Block& b, const TokenPhase& p, RingPlace& ring,
                                               const RowsTags& tags) {
-  const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, chunk = warp / 2;
+  const int tid = b.tid, warp = b.warp, chunk = warp / 2;
   ProjectArea& area = b.s.area.project;
   const TileShare share(p.tiles);
   stage_residual(b, area.x, tags.residual);
   pair_barrier(warp);
-  const ChunkColumns x(area.x, row_bytes(kHidden), chunk);
+  ChunkColumns x;
+  x.load(area.x + static_cast<uint32_t>(b.lane % 8) * row_bytes(kHidden), chunk, b.lane);
   pass_slots(b, ring, share.count, [&](int i, const std::byte* slot) {
-    if (i % 2 == warp % 2) multiply_unit(area.units[i][chunk], slot, chunk, x);
+    if (i % 2 == warp % 2) multiply_unit(area.units[i][chunk], slot, chunk, x, b.lane);
   });
   consumer_barrier();
   const int outputs = share.count * kTileRows, width = p.tiles * kTileRows;

@@ -26,7 +26,7 @@ __device__ __forceinline__ void copy_async_and_count(uint64_t* barrier) {
 // The producer warp.
 class Producer {
  public:
-  __device__ Producer(const Block& b) : b_(b), lane_(lane_id()) {
+  __device__ Producer(const Block& b) : b_(b), lane_(b.lane) {
     if (lane_ < b.rows)
       state_at_ = static_cast<size_t>(b.program.sequence[lane_].slot) * b.program.slot_floats;
   }
@@ -142,19 +142,19 @@ class Producer {
 };
 
 // The norm's weight for what thread `tid` of warps 0..3 sends after phase `index`: the next phase's.
-__device__ __forceinline__ float next_norm(const TokenProgram& program, int index) {
-  if (index + 1 >= program.count) return 0;
-  return program.phases[index + 1].norm[ResidualPlace().column()];
+__device__ __forceinline__ float next_norm(const Block& b, int index) {
+  if (index + 1 >= b.program.count || b.warp >= kMost * kTileRows / 32) return 0;
+  return load_early(b.program.phases[index + 1].norm + ResidualPlace(b.tid).column());
 }
 
 // What the first phase receives as the others do: the block's part of the rows that lie in their slots.
 __device__ __forceinline__ void send_slots(const Block& b, RowsTags& tags) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_id(), block = static_cast<int>(blockIdx.x);
+  const int warp = b.warp, lane = b.lane, block = static_cast<int>(blockIdx.x);
   const TokenPhase& p = b.program.phases[0];
   const bool mixed = p.kind == TokenPhaseKind::kOut;
   (mixed ? tags.mixed : tags.residual) ^= 1;
   if (warp < kMost * kTileRows / 32) {
-    const ResidualPlace at;
+    const ResidualPlace at(b.tid);
     const float v = at.row < b.rows ? __ldcg(b.program.a.residual + at.row * kHidden + at.column()) : 0.0f;
     send_residual(b, at, v, mixed ? 0.0f : p.norm[at.column()], mixed, tags.residual);
   } else if (warp == kMost * kTileRows / 32 && mixed) {
@@ -170,33 +170,38 @@ __device__ __forceinline__ void send_slots(const Block& b, RowsTags& tags) {
 __global__ void __launch_bounds__(kThreads, 1)
     rows_program_kernel(const __grid_constant__ TokenProgram program, int rows, RowsWords* words) {
   extern __shared__ __align__(128) std::byte ring[];
-  const Block b{program, rows, *words, ring, *reinterpret_cast<BlockMemory*>(ring + kSlots * kSlotBytes)};
+  BlockMemory& s = *reinterpret_cast<BlockMemory*>(ring + kSlots * kSlotBytes);
   launch_dependents();
   if (threadIdx.x == 0) {
     for (int i = 0; i < kSlots; ++i) {
-      barrier_init(&b.s.full[i], 1);
-      barrier_init(&b.s.empty[i], kWarps);
+      barrier_init(&s.full[i], 1);
+      barrier_init(&s.empty[i], kWarps);
     }
-    barrier_init(&b.s.listed, 1);
+    barrier_init(&s.listed, 1);
     fence_async_proxy();
   }
   if (static_cast<int>(threadIdx.x) < rows)
-    b.s.state_at[threadIdx.x] = static_cast<size_t>(program.sequence[threadIdx.x].slot) * program.slot_floats;
+    s.state_at[threadIdx.x] = static_cast<size_t>(program.sequence[threadIdx.x].slot) * program.slot_floats;
   __syncthreads();
   if (threadIdx.x >= kWorkers) {
+    give_registers<kProducerRegisters>();
+    if (threadIdx.x >= kWorkers + 32) return;
     // Weights and states depend on nothing, up to the choice of experts, which the consumers announce.
+    const Block b(program, rows, words, ring);
     Producer producer(b);
 #pragma unroll 1
     for (int i = 0; i < program.count; ++i) producer.run(i);
     return;
   }
 
+  take_registers<kConsumerRegisters>();
   grid_dependency_wait();
   RowsTags tags(__ldcg(&words->tags));
-  send_slots(b, tags);
+  send_slots(Block(program, rows, words, ring), tags);
   RingPlace at;
 #pragma unroll 1
   for (int i = 0; i < program.count; ++i) {
+    const Block b(program, rows, words, ring);
     const TokenPhase& p = program.phases[i];
     const bool last = i + 1 == program.count;
     switch (p.kind) {
@@ -207,10 +212,10 @@ __global__ void __launch_bounds__(kThreads, 1)
         project_phase(b, p, at, tags);
         break;
       case TokenPhaseKind::kOut:
-        out_phase(b, at, next_norm(program, i), last, tags);
+        out_phase(b, at, next_norm(b, i), last, tags);
         break;
       case TokenPhaseKind::kExperts:
-        experts_phase(b, p, at, next_norm(program, i), last, tags);
+        experts_phase(b, p, at, next_norm(b, i), last, tags);
         break;
     }
     consumer_barrier();  // the next phase uses the same memory
