@@ -3,7 +3,7 @@
 //   cuda_bench compare [R]      logits of a few tokens of R sequences, as they are against --ablate's, on random weights (--layers N)
 //   cuda_bench golden DIR       the golden outputs beside a checkpoint
 //   cuda_bench decode [C...]    decode at batch 1 at the full 40-layer shape, at contexts C (default: ten, 256..128K)
-//   cuda_bench batch [C]        decode with 1..32 sequences at context C (default 1024)
+//   cuda_bench batch [C [N...]] decode with N sequences (default: some of 1..32) at context C (default 1024)
 //   cuda_bench prefill [N...]   prompts of N tokens (default: ten, 256..128K)
 //   cuda_bench stages [R [C]]   each stage for R rows at context C (default 1 at 4096): time, and share of the limit
 // --ablate NAME switches a mechanism off, --layers N takes fewer than 40. Weights and cache contents are random; medians over repetitions.
@@ -365,7 +365,9 @@ int compare(const Arguments& arguments, int sequences) {
 void bench_batch(const Arguments& arguments) {
   const int context = arguments.numbers.empty() ? 1024 : arguments.numbers[0];
   Bench bench(arguments, 32, 32, context);
-  for (int n : {1, 2, 3, 4, 6, 8, 12, 16, 32}) {
+  std::vector<int> counts = {1, 2, 3, 4, 6, 8, 12, 16, 32};
+  if (arguments.numbers.size() > 1) counts.assign(arguments.numbers.begin() + 1, arguments.numbers.end());
+  for (int n : counts) {
     const double time = bench.decode(n, context, 32);
     std::vector<float> ids(static_cast<size_t>(n * kExpertsPerToken));
     bench.backend().read_slot(Slot::kExpertIds, ids);

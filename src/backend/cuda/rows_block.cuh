@@ -6,6 +6,7 @@
 // fp16 holds 1e6); its RMSNorm's factor belongs to the whole row and is applied to the outputs.
 //
 // All consumer warps pass all slots in order, whether they use them or not: a slot is free when all have passed it.
+#include "backend/cuda/fixed_row.cuh"
 #include "backend/cuda/gemv.cuh"
 #include "backend/cuda/rows_exchange.cuh"
 #include "backend/cuda/wgmma.cuh"
@@ -26,7 +27,7 @@ inline constexpr int kGroups = kHidden / kGroup, kChunks = kGroups / kChunkGroup
 inline constexpr uint32_t kGroupCodes = 512, kGroupScales = 64;  // bytes of a tile's group
 inline constexpr uint32_t kSlotCodes = kGroups * kGroupCodes, kSlotScales = kGroups * kGroupScales;
 inline constexpr uint32_t kSlotBytes = kSlotCodes + kSlotScales;
-inline constexpr int kDownGroups = token::kExpertWidth / kGroup;
+inline constexpr int kDownGroups = token::kExpertWidth / kGroup, kDownChunks = kDownGroups / kChunkGroups;
 inline constexpr int kDownItems = kGroups / kDownGroups;  // of a slot
 inline constexpr int kColumns = 32;                       // of a GDN head's state, of a block
 inline constexpr int kGdnTiles = 6, kOutSlots = 2;
@@ -57,21 +58,28 @@ struct OutArea {
 };
 inline constexpr int kUpBatch = 4;  // tiles whose sums meet at one barrier
 struct UpArea {
-  std::byte x[kXBytes];
+  union {
+    std::byte x[kXBytes];
+    std::byte fixed[kMost][FixedRow::bytes(kGroups)];  // the same when the router and the shared expert have used it
+  };
   union {
     struct {
       float router[kWarps][4][kMost];  // sums of a warp's inputs: two logits, the shared expert's gate, nothing
       float logits[kMost][token::kExperts + 8];
+      float shared_units[kChunks][kUnitFloats];
     };
-    float units[2][kUpBatch][kChunks][kUnitFloats];
+    float units[2][kUpBatch][kChunks][kMost][kTileRows];
   };
   alignas(16) __half hidden[kWarps][kUpBatch][8];  // a tile's hidden units of one row
+
+  __device__ __forceinline__ FixedRow row(int i) { return {fixed[i], kGroups}; }
 };
-// A row of hidden units and the sums of their groups. When they have been used, the product's 16 sums are in their place.
+// A row of hidden units and the sums of their groups. When half of the units have been used, their product's 16 sums are
+// in their place.
 struct HiddenRow {
   union {
     std::byte units[token::kExpertWidth * 2];
-    float sums[kTileRows];
+    float sums[kDownChunks][kChunkInputs / 2];
   };
   float group_sums[kDownGroups];
   float pad[4];  // so that eight rows start in different banks
@@ -274,19 +282,17 @@ __device__ __forceinline__ void stage_residual(const Block& b, std::byte* x, uin
   const int warp = b.warp, lane = b.lane, piece = warp / 2 * 32 + lane;
   constexpr int kRounds = kMost / 2;
   WideWord w[kRounds];
+  float v[2];
+  const uint32_t* from = &b.words.squares[warp / 2 < b.rows ? warp / 2 : 0][warp % 2 * 64 + lane];
   receive(
-      w, [&](int i) { return i * 2 + warp % 2 < b.rows ? &b.words.residual[i * 2 + warp % 2][piece] : nullptr; }, tag);
+      w, [&](int i) { return i * 2 + warp % 2 < b.rows ? &b.words.residual[i * 2 + warp % 2][piece] : nullptr; }, v,
+      [&](int i) { return from + i * 32; }, tag);
 #pragma unroll
   for (int i = 0; i < kRounds; ++i)
     *reinterpret_cast<uint4*>(x + static_cast<uint32_t>(i * 2 + warp % 2) * row_bytes(kHidden) + piece * 16) =
         make_uint4(w[i].part[0], w[i].part[1], w[i].part[2], w[i].part[3]);
-  if (warp / 2 < b.rows) {
-    float v[2];
-    const uint32_t* from = &b.words.squares[warp / 2][warp % 2 * 64 + lane];
-    receive(v, [&](int i) { return from + i * 32; }, tag);
-    const float total = sum_lanes(v[0] + v[1]);
-    if (lane == 0) b.s.squares[warp] = total;
-  }
+  const float total = sum_lanes(v[0] + v[1]);
+  if (lane == 0) b.s.squares[warp] = total;
 }
 // What the outputs of a row's product are to be multiplied by.
 __device__ __forceinline__ float row_factor(const Block& b, int row) {

@@ -72,23 +72,44 @@ __device__ __forceinline__ WideWord receive(const WideWord* from, uint32_t tag) 
   receive(w, [&](int) { return from; }, tag);
   return w[0];
 }
+// Single numbers, and words beside them.
+template <int kCount, class At>
+class Numbers {
+ public:
+  __device__ __forceinline__ Numbers(const At& at, uint32_t tag) : at_(at), tag_(tag) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) w_[i] = peek(at(i));
+  }
+  __device__ __forceinline__ void finish(float (&v)[kCount]) {
+    for (unsigned tries = 0;; ++tries) {
+      bool arrived = true;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) arrived &= (w_[i] & 1) == tag_;
+      if (__all_sync(0xffffffffu, arrived)) break;
+      if (tries == token::kMostTries) give_up();
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+        if ((w_[i] & 1) != tag_) w_[i] = peek(at_(i));
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) v[i] = __uint_as_float(w_[i]);
+  }
+
+ private:
+  const At& at_;
+  uint32_t tag_;
+  uint32_t w_[kCount];
+};
 template <int kCount, class At>
 __device__ __forceinline__ void receive(float (&v)[kCount], const At& at, uint32_t tag) {
-  uint32_t w[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) w[i] = peek(at(i));
-  for (unsigned tries = 0;; ++tries) {
-    bool arrived = true;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) arrived &= (w[i] & 1) == tag;
-    if (__all_sync(0xffffffffu, arrived)) break;
-    if (tries == token::kMostTries) give_up();
-#pragma unroll
-    for (int i = 0; i < kCount; ++i)
-      if ((w[i] & 1) != tag) w[i] = peek(at(i));
-  }
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) v[i] = __uint_as_float(w[i]);
+  Numbers<kCount, At>(at, tag).finish(v);
+}
+template <int kCount, class At, int kNumbers, class NumberAt>
+__device__ __forceinline__ void receive(WideWord (&w)[kCount], const At& at, float (&v)[kNumbers],
+                                        const NumberAt& number_at, uint32_t tag) {
+  Numbers<kNumbers, NumberAt> numbers(number_at, tag);
+  receive(w, at, tag);
+  numbers.finish(v);
 }
 
 }  // namespace calla::cuda::rows

@@ -2,8 +2,9 @@
 // The rows kernel's expert phase: RMSNorm, router, choice, gate and up projections with SwiGLU, down projections.
 //   Router  a block computes two logits of every row, a warp 128 inputs. Every block chooses, a warp a row, and makes the
 //           list of distinct experts, each with the rows that chose it.
+//   Shared  meanwhile the other half of the warps multiplies a tile of the shared expert and makes fixed point of the rows.
 //   Up      the tiles of all listed experts in a row, shared out evenly; two warps have a chunk of inputs.
-//   Down    a block takes the tile of its 16 outputs of all listed experts; a warp takes an expert.
+//   Down    a block takes the tile of its 16 outputs of all listed experts; a warp takes half of an expert's inputs.
 #include "backend/cuda/rows_block.cuh"
 #include "backend/cuda/top_experts.cuh"
 
@@ -12,15 +13,18 @@ namespace calla::cuda::rows {
 inline constexpr int kUpTiles = token::kExpertWidth / 8;  // of an expert
 inline constexpr int kSharedGateTile = token::kExperts / kTileRows;
 
-// The block's share of the up projections' tiles.
+// The block's share of the chosen experts' up tiles, counted from the first item, which is the shared expert.
 struct UpShare {
   int first, end;
   __device__ __forceinline__ explicit UpShare(int items) {
-    const int block = static_cast<int>(blockIdx.x);
-    first = items * kUpTiles * block / kBlocks;
-    end = items * kUpTiles * (block + 1) / kBlocks;
+    const int block = static_cast<int>(blockIdx.x), tiles = (items - 1) * kUpTiles;
+    first = kUpTiles + tiles * block / kBlocks;
+    end = kUpTiles + tiles * (block + 1) / kBlocks;
   }
 };
+// Two blocks have a tile of the shared expert's up projection, and send the hidden units of half of the rows each.
+__device__ __forceinline__ int shared_up_tile() { return static_cast<int>(blockIdx.x) / 2; }
+static_assert(kUpTiles * 2 == kBlocks);
 __device__ __forceinline__ int down_slots(int items) { return (items + kDownItems - 1) / kDownItems; }
 
 // A warp's two groups of the block's two logits (fragment row 0 and 8) and of the shared expert's gate (row 1).
@@ -46,6 +50,34 @@ struct RouterGroups {
     }
   }
 };
+
+// Stores a thread's eight neighbouring fp16 inputs, of piece `piece` of a row, as fixed point (fixed_row.cuh). All lanes of
+// a warp call it.
+__device__ __forceinline__ void store_fixed(const FixedRow& to, int piece, uint4 v) {
+  const __half2 h[4] = {*reinterpret_cast<const __half2*>(&v.x), *reinterpret_cast<const __half2*>(&v.y),
+                        *reinterpret_cast<const __half2*>(&v.z), *reinterpret_cast<const __half2*>(&v.w)};
+  const __half2 most = __hmax2_nan(__hmax2_nan(__habs2(h[0]), __habs2(h[1])), __hmax2_nan(__habs2(h[2]), __habs2(h[3])));
+  float top = __half2float(__hmax_nan(__low2half(most), __high2half(most)));
+#pragma unroll
+  for (int offset = 1; offset < 8; offset *= 2) top = max_or_nan(top, __shfl_xor_sync(0xffffffffu, top, offset));
+  const float inverse = __fdividef(kLargestFixed, top);
+  // Sixteen inputs are two neighbours' eight: pair q of each is one operand word. An even thread makes those of q = 0 and
+  // 1, an odd one of 2 and 3.
+  const bool odd = piece % 2 != 0;
+  const uint32_t a = __shfl_xor_sync(0xffffffffu, odd ? v.x : v.z, 1);
+  const uint32_t b = __shfl_xor_sync(0xffffffffu, odd ? v.y : v.w, 1);
+  const FixedInputs inputs[2] = {{unpack_half2(odd ? a : v.x), unpack_half2(odd ? v.z : a)},
+                                 {unpack_half2(odd ? b : v.y), unpack_half2(odd ? v.w : b)}};
+  auto* words = reinterpret_cast<uint32_t*>(to.operands) + piece / 8 * 32 + (odd ? 8 : 0) + piece / 2 % 4;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    uint32_t high, low;
+    split_fixed(inputs[i], inverse, high, low);
+    words[i * 4] = high;
+    words[i * 4 + 16] = low;
+  }
+  if (piece % 8 == 0) to.factors[piece / 8] = top * (1 / kLargestFixed);
+}
 
 // One warp: the list of experts from every row's choice, the shared expert first. A lane takes two choices.
 __device__ __forceinline__ void list_items(const Block& b) {
@@ -89,9 +121,50 @@ __device__ __forceinline__ void list_items(const Block& b) {
   __syncwarp();
 }
 
+__device__ __forceinline__ float hidden_unit(float gate, float up, float factor) {
+  return silu(factor * gate) * (factor * up) * kHiddenScale;
+}
+
+// Warps 8..15: the shared expert's tile, while the others choose; then the rows as fixed point, in the place of x.
+__device__ __forceinline__ void shared_up(const Block& b, RingPlace& ring, uint32_t tag) {
+  constexpr int kHalf = kWarps / 2;
+  const auto half_barrier = [] { asm volatile("bar.sync 10, %0;" ::"n"(kHalf * 32) : "memory"); };
+  const int warp = b.warp - kHalf, lane = b.lane, block = static_cast<int>(blockIdx.x);
+  UpArea& area = b.s.area.up;
+  {
+    ChunkColumns x;
+    x.load(area.x + static_cast<uint32_t>(lane % 8) * row_bytes(kHidden), warp, lane);
+    pass_slots(b, ring, 1, [&](int, const std::byte* slot) { multiply_unit(area.shared_units[warp], slot, warp, x, lane); });
+  }
+  // A thread takes eight inputs of every row; eight neighbours hold a group.
+  uint4 v[kMost];
+#pragma unroll
+  for (int row = 0; row < kMost; ++row)
+    v[row] = *reinterpret_cast<const uint4*>(area.x + static_cast<uint32_t>(row) * row_bytes(kHidden) +
+                                             static_cast<uint32_t>(warp * 32 + lane) * 16);
+  half_barrier();  // x has been read, and all chunks' sums are there
+#pragma unroll
+  for (int row = 0; row < kMost; ++row)
+    if (row < b.rows) store_fixed(area.row(row), warp * 32 + lane, v[row]);
+  if (warp != 0) return;
+  const int row = block % 2 * (kMost / 2) + lane / 8, r = lane % 8;
+  float gate = 0, up = 0;
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) {
+    const float2 sum = *reinterpret_cast<const float2*>(&area.shared_units[c][row * kUnitStride + 2 * r]);
+    gate += sum.x;
+    up += sum.y;
+  }
+  area.hidden[b.warp][lane / 8][r] = __float2half_rn(hidden_unit(gate, up, row_factor(b, row)));
+  __syncwarp();
+  if (r == 0 && row < b.rows)
+    send_tagged(&b.words.hidden[row * kChoices + kExpertsPerToken][shared_up_tile()],
+                *reinterpret_cast<const uint4*>(area.hidden[b.warp][lane / 8]), tag);
+}
+
 // A batch's hidden units: a warp has one column of its tiles (the batches take turns with the warps), a lane a unit; from
 // the sums of the units of work, to all blocks.
-__device__ __forceinline__ void send_hidden(const Block& b, const float (*units)[kChunks][kUnitFloats], int column,
+__device__ __forceinline__ void send_hidden(const Block& b, const float (*units)[kChunks][kMost][kTileRows], int column,
                                             int first, int end, uint32_t tag) {
   const int lane = b.lane, r = lane % 8, index = first + lane / 8;
   UpArea& area = b.s.area.up;
@@ -102,15 +175,14 @@ __device__ __forceinline__ void send_hidden(const Block& b, const float (*units)
   };
   const int entry = entry_of(index);
   if (entry >= 0) {
-    const float factor = row_factor(b, entry / kChoices);
     float2 sum = make_float2(0, 0);
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      const float2 v = *reinterpret_cast<const float2*>(&units[lane / 8][c][column * kUnitStride + 2 * r]);
+      const float2 v = *reinterpret_cast<const float2*>(&units[lane / 8][c][column][2 * r]);
       sum.x += v.x;
       sum.y += v.y;
     }
-    area.hidden[b.warp][lane / 8][r] = __float2half_rn(silu(factor * sum.x) * (factor * sum.y) * kHiddenScale);
+    area.hidden[b.warp][lane / 8][r] = __float2half_rn(hidden_unit(sum.x, sum.y, row_factor(b, entry / kChoices)));
   }
   __syncwarp();
   const int tile = first + lane;
@@ -120,80 +192,76 @@ __device__ __forceinline__ void send_hidden(const Block& b, const float (*units)
     send_tagged(&b.words.hidden[to][tile % kUpTiles], *reinterpret_cast<const uint4*>(area.hidden[b.warp][lane]), tag);
 }
 
-// Gate and up projections of the block's share of tiles: a warp has one chunk of every second tile.
+// Gate and up projections of the block's share of tiles: a warp has one chunk of every second tile. Most experts have one
+// row, of which fixed_row.cuh makes the least work; several come one after the other.
 __device__ __forceinline__ void up_products(const Block& b, RingPlace& ring, uint32_t tag) {
   UpArea& area = b.s.area.up;
   const Items& items = b.s.items;
   const int chunk = b.warp / 2;
   const UpShare share(items.total);
-  ChunkColumns x;
-  int loaded = -1, batch = 0;
+  int batch = 0;
 #pragma unroll 1
   for (int first = share.first; first < share.end; first += kUpBatch, ++batch) {
     auto* const units = area.units[batch % 2];
     pass_slots(b, ring, min(kUpBatch, share.end - first), [&](int i, const std::byte* slot) {
       if (i % 2 != b.warp % 2) return;
-      const int item = (first + i) / kUpTiles;
-      if (item != loaded) {
-        const int column = b.lane % 8 < items.count[item] ? b.lane % 8 : 0;
-        x.load(area.x + static_cast<uint32_t>(items.entries[item][column] / kChoices) * row_bytes(kHidden), chunk,
-               b.lane);
-        loaded = item;
+      const int item = (first + i) / kUpTiles, count = items.count[item];
+      FixedUnit unit;
+      unit.load(slot + static_cast<uint32_t>(chunk * kChunkGroups) * kGroupCodes,
+                slot + kSlotCodes + static_cast<uint32_t>(chunk * kChunkGroups) * kGroupScales);
+#pragma unroll 1
+      for (int column = 0; column < count; ++column) {
+        const FixedChunk x(area.row(items.entries[item][column] / kChoices), chunk);
+        store_fixed_unit(units[i][chunk][column], scale_fixed(multiply_fixed(unit, x), unit.scale, x));
       }
-      multiply_unit(units[i][chunk], slot, chunk, x, b.lane);
     });
     consumer_barrier();
-    const int column = (b.warp - batch) % kWarps & (kWarps - 1);
+    const int column = (b.warp - batch) & (kWarps - 1);
     if (column < kMost) send_hidden(b, units, column, first, share.end, tag);
   }
 }
 
-// The down projection's tile of one listed expert, two rows at a time: one row would use one of the product's eight columns.
-// Instead the four groups of a chunk have two columns each (B is zero elsewhere), so all products of the chunk add up in
-// one accumulator, and lane 4 r + q finds the sums of group q.
-__device__ __forceinline__ void multiply_down(const Block& b, int item, const std::byte* codes,
+// A half of the down projection's tile of one listed expert, two rows at a time: one row would use one of the product's
+// eight columns. Instead the four groups of a chunk have two columns each (B is zero elsewhere), so all products of the
+// chunk add up in one accumulator, and lane 4 r + q finds the sums of group q.
+__device__ __forceinline__ void multiply_down(const Block& b, int item, int chunk, const std::byte* codes,
                                               const std::byte* scales) {
   const int lane = b.lane, r = lane / 4, q = lane % 4;
   HiddenRow(&h)[kMost * kChoices] = b.s.area.down.h;
   const int count = b.s.items.count[item];
   const uint8_t(&entries)[kMost] = b.s.items.entries[item];
+  const int group = chunk * kChunkGroups + q;
+  const uint2 scale = scale_of(scales, group, r);
+  const float low = low_bf16(scale.x), low_bias = fmaf(-1024.0f, low, high_bf16(scale.x));
+  const float high = 0.0625f * low_bf16(scale.y), high_bias = fmaf(-1024.0f, high, high_bf16(scale.y));
 #pragma unroll 1
   for (int done = 0; done < count; done += 2) {
     const int first = entries[done], second = entries[min(done + 1, count - 1)];
-    const uint32_t address =
-        operand_address(h[lane % 2 == 0 ? first : second].units, lane) + static_cast<uint32_t>(lane % 8 / 2) * (kGroup * 2);
-    float sums[4] = {};
+    uint32_t mine[8];  // of this lane's group
+    load_group(mine, operand_address(h[lane % 2 == 0 ? first : second].units, lane),
+               chunk * kChunkGroups + lane % 8 / 2);
+    float even[4] = {}, odd[4] = {};
 #pragma unroll
-    for (int chunk = 0; chunk < kDownGroups / kChunkGroups; ++chunk) {
-      uint32_t mine[8];  // of this lane's group
-      load_group(mine, address, chunk * kChunkGroups);
-      float even[4] = {}, odd[4] = {};
-#pragma unroll
-      for (int g = 0; g < kChunkGroups; ++g) {
-        const uint4 words = codes_of(codes, chunk * kChunkGroups + g, lane);
-        const auto columns = [&](int i) { return lane / 8 == g ? mine[i] : 0u; };
-        uint32_t a[4];
-        expand_step(words.x, a), mma_f16(even, a, columns(0), columns(1));
-        expand_step(words.y, a), mma_f16(odd, a, columns(2), columns(3));
-        expand_step(words.z, a), mma_f16(even, a, columns(4), columns(5));
-        expand_step(words.w, a), mma_f16(odd, a, columns(6), columns(7));
-      }
-      const int group = chunk * kChunkGroups + q;
-      const uint2 scale = scale_of(scales, group, r);
-      const float low = low_bf16(scale.x), low_bias = fmaf(-1024.0f, low, high_bf16(scale.x));
-      const float high = 0.0625f * low_bf16(scale.y), high_bias = fmaf(-1024.0f, high, high_bf16(scale.y));
-      const float first_sum = h[first].group_sums[group], second_sum = h[second].group_sums[group];
-      sums[0] = fmaf(low, even[0] + odd[0], fmaf(low_bias, first_sum, sums[0]));
-      sums[1] = fmaf(low, even[1] + odd[1], fmaf(low_bias, second_sum, sums[1]));
-      sums[2] = fmaf(high, even[2] + odd[2], fmaf(high_bias, first_sum, sums[2]));
-      sums[3] = fmaf(high, even[3] + odd[3], fmaf(high_bias, second_sum, sums[3]));
+    for (int g = 0; g < kChunkGroups; ++g) {
+      const uint4 words = codes_of(codes, chunk * kChunkGroups + g, lane);
+      const auto columns = [&](int i) { return lane / 8 == g ? mine[i] : 0u; };
+      uint32_t a[4];
+      expand_step(words.x, a), mma_f16(even, a, columns(0), columns(1));
+      expand_step(words.y, a), mma_f16(odd, a, columns(2), columns(3));
+      expand_step(words.z, a), mma_f16(even, a, columns(4), columns(5));
+      expand_step(words.w, a), mma_f16(odd, a, columns(6), columns(7));
     }
+    const float first_sum = h[first].group_sums[group], second_sum = h[second].group_sums[group];
+    float sums[4] = {fmaf(low, even[0] + odd[0], low_bias * first_sum),
+                     fmaf(low, even[1] + odd[1], low_bias * second_sum),
+                     fmaf(high, even[2] + odd[2], high_bias * first_sum),
+                     fmaf(high, even[3] + odd[3], high_bias * second_sum)};
 #pragma unroll
     for (float& v : sums) v = sum_lanes<4>(v);
-    __syncwarp();  // the rows have been read
+    __syncwarp();  // this half of the rows has been read
     if (q == 0) {
-      *reinterpret_cast<float2*>(h[first].sums + 2 * r) = make_float2(sums[0], sums[2]);
-      if (second != first) *reinterpret_cast<float2*>(h[second].sums + 2 * r) = make_float2(sums[1], sums[3]);
+      *reinterpret_cast<float2*>(h[first].sums[chunk] + 2 * r) = make_float2(sums[0], sums[2]);
+      if (second != first) *reinterpret_cast<float2*>(h[second].sums[chunk] + 2 * r) = make_float2(sums[1], sums[3]);
     }
   }
 }
@@ -226,6 +294,47 @@ __device__ __forceinline__ void stage_hidden(const Block& b, uint32_t tag) {
     }
   }
   consumer_barrier();
+}
+
+// Warps 0..7: receive the logits, choose a row's experts each, and make the list.
+__device__ __forceinline__ void choose(const Block& b, uint32_t tag) {
+  constexpr int kHalf = kWarps / 2;
+  const auto half_barrier = [] { asm volatile("bar.sync 11, %0;" ::"n"(kHalf * 32) : "memory"); };
+  const int warp = b.warp, lane = b.lane;
+  BlockMemory& s = b.s;
+  UpArea& area = s.area.up;
+  WideWord w[2];  // rows 0..3 and 4..7 of an expert
+  receive(
+      w, [&](int i) { return i * 4 < b.rows ? &b.words.logits[b.tid][i] : nullptr; }, tag);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float4 v = as_floats(w[i]);
+    area.logits[4 * i][b.tid] = v.x;
+    area.logits[4 * i + 1][b.tid] = v.y;
+    area.logits[4 * i + 2][b.tid] = v.z;
+    area.logits[4 * i + 3][b.tid] = v.w;
+  }
+  half_barrier();
+  if (warp < b.rows) {
+    const float* logits = area.logits[warp];
+    const int id = choose_ids([&](int i) { return logits[i]; }, token::kExperts);
+    const float weight = expert_weight(lane < kExpertsPerToken ? logits[id] : -INFINITY);
+    if (lane < kExpertsPerToken) {
+      s.ids[warp][lane] = static_cast<int16_t>(id);
+      s.weights[warp][lane] = weight;
+      atomicOr(&s.rows_of[id / 4], 1u << (id % 4 * 8 + warp));
+      if (blockIdx.x == 0) {
+        b.program.a.expert_ids[warp * kExpertsPerToken + lane] = id;
+        b.program.a.expert_weights[warp * kExpertsPerToken + lane] = weight;
+        if (lane == 0) b.program.a.shared_gate[warp] = s.weights[warp][kExpertsPerToken];
+      }
+    }
+  }
+  half_barrier();
+  if (warp == 0) {
+    list_items(b);
+    if (lane == 0) barrier_arrive(&s.listed);
+  }
 }
 
 __device__ __forceinline__ void experts_phase(const Block& b, const TokenPhase& p, RingPlace& ring, float norm,
@@ -279,37 +388,11 @@ __device__ __forceinline__ void experts_phase(const Block& b, const TokenPhase& 
       b.program.a.moe_input[row * kHidden + block * kTileRows + output] =
           __float2half_rn(s.residual[row][output] * own_norm * (row_factor(b, row) / kRowScale));
   }
-  {
-    const int expert = tid / 2, first_row = tid % 2 * 4;
-    WideWord w[1];
-    receive(
-        w, [&](int) { return first_row < b.rows ? &b.words.logits[expert][tid % 2] : nullptr; }, tags.experts);
-    const float4 v = as_floats(w[0]);
-    area.logits[first_row][expert] = v.x;
-    area.logits[first_row + 1][expert] = v.y;
-    area.logits[first_row + 2][expert] = v.z;
-    area.logits[first_row + 3][expert] = v.w;
-  }
-  consumer_barrier();
-  if (warp < b.rows) {
-    const float* logits = area.logits[warp];
-    const int id = choose_ids([&](int i) { return logits[i]; }, token::kExperts);
-    const float weight = expert_weight(lane < kExpertsPerToken ? logits[id] : -INFINITY);
-    if (lane < kExpertsPerToken) {
-      s.ids[warp][lane] = static_cast<int16_t>(id);
-      s.weights[warp][lane] = weight;
-      atomicOr(&s.rows_of[id / 4], 1u << (id % 4 * 8 + warp));
-      if (block == 0) {
-        b.program.a.expert_ids[warp * kExpertsPerToken + lane] = id;
-        b.program.a.expert_weights[warp * kExpertsPerToken + lane] = weight;
-        if (lane == 0) b.program.a.shared_gate[warp] = s.weights[warp][kExpertsPerToken];
-      }
-    }
-  }
-  consumer_barrier();
-  if (warp == 0) {
-    list_items(b);
-    if (lane == 0) barrier_arrive(&s.listed);
+  if (warp >= kWarps / 2) {
+    shared_up(b, ring, tags.experts);
+  } else {
+    choose(b, tags.experts);
+    pass_slots(b, ring, 1, [](int, const std::byte*) {});
   }
   consumer_barrier();
 
@@ -318,9 +401,9 @@ __device__ __forceinline__ void experts_phase(const Block& b, const TokenPhase& 
   stage_hidden(b, tags.experts);
   const int items = s.items.total;
   pass_slots(b, ring, down_slots(items), [&](int i, const std::byte* slot) {
-    const int part = warp % kDownItems, item = i * kDownItems + part;
-    if (i % (kWarps / kDownItems) == warp / kDownItems && item < items)
-      multiply_down(b, item, slot + static_cast<uint32_t>(part) * (kDownGroups * kGroupCodes),
+    const int part = warp / kDownChunks % kDownItems, item = i * kDownItems + part;
+    if (i % 2 == warp / (kWarps / 2) && item < items)
+      multiply_down(b, item, warp % kDownChunks, slot + static_cast<uint32_t>(part) * (kDownGroups * kGroupCodes),
                     slot + kSlotCodes + static_cast<uint32_t>(part) * (kDownGroups * kGroupScales));
   });
   consumer_barrier();
@@ -330,7 +413,10 @@ __device__ __forceinline__ void experts_phase(const Block& b, const TokenPhase& 
     float total = 0;
 #pragma unroll
     for (int i = 0; i < kChoices; ++i)
-      total = fmaf(s.weights[at.row][i], s.area.down.h[at.row * kChoices + i].sums[at.output], total);
+{
+      const auto& sums = s.area.down.h[at.row * kChoices + i].sums;
+      total = fmaf(s.weights[at.row][i], sums[0][at.output] + sums[1][at.output], total);
+    }
     send_residual(b, at, s.residual[at.row][at.output] + total / kHiddenScale, norm, last, tags.residual);
   }
 }

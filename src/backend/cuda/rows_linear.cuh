@@ -20,13 +20,12 @@ __device__ __forceinline__ uint32_t multiply_halves(uint32_t pair, float factor)
 __device__ __forceinline__ void out_phase(const Block& b, RingPlace& ring, float norm, bool last, RowsTags& tags) {
   const int warp = b.warp, lane = b.lane;
   OutArea& area = b.s.area.out;
-  WideWord w[kMost];
   const int piece = warp * 32 + lane, sender = warp * 8 + lane / 4;
-  receive(
-      w, [&](int row) { return row < b.rows ? &b.words.mixed[row][piece] : nullptr; }, tags.mixed);
+  WideWord w[kMost];
   float squares[kMost];
   receive(
-      squares, [&](int row) { return &b.words.mixed_squares[row < b.rows ? row : 0][sender]; }, tags.mixed);
+      w, [&](int row) { return row < b.rows ? &b.words.mixed[row][piece] : nullptr; }, squares,
+      [&](int row) { return &b.words.mixed_squares[row < b.rows ? row : 0][sender]; }, tags.mixed);
 #pragma unroll
   for (int row = 0; row < kMost; ++row) {
     float total = squares[row] + __shfl_xor_sync(0xffffffffu, squares[row], 4);  // four senders have a head

@@ -34,6 +34,9 @@ class Producer {
   __device__ void run(int index) {
     const TokenPhase& p = b_.program.phases[index];
     const int block = static_cast<int>(blockIdx.x);
+    prefetch(p);
+    if (index + 1 < b_.program.count && b_.program.phases[index + 1].norm != nullptr && lane_ == 0)
+      line(b_.program.phases[index + 1].norm + block * kTileRows);
     switch (p.kind) {
       case TokenPhaseKind::kGdn: {
         const GdnPlace at;
@@ -60,6 +63,34 @@ class Producer {
   }
 
  private:
+  // Brings what the consumers will load into registers into L2, before it is their turn.
+  __device__ void prefetch(const TokenPhase& p) const {
+    const int block = static_cast<int>(blockIdx.x);
+    if (p.kind == TokenPhaseKind::kGdn) {
+      const GdnPlace at;
+      const int column = at.first_column(lane_ / 4 % 2, b_.program.z_column);
+      if (lane_ < 8) line(p.conv + (column + lane_ % 4 * 8) * 4);
+      if (lane_ < 4) line(p.weights.codes + GateGroup::place(b_.program) * 32 + lane_ * 8);
+      if (lane_ == 4) line(p.weights.scales + GateGroup::place(b_.program) * 8);
+      if (lane_ == 5) line(p.gdn_norm + at.part * kColumns);
+      if (lane_ == 6) line(p.decay_rate + at.head);
+      if (lane_ == 7) line(p.dt_bias + at.head);
+#pragma unroll 1
+      for (int row = 0; row < b_.rows; ++row) {
+        const float* tail = p.state + __shfl_sync(0xffffffffu, state_at_, row) + kStateFloats;
+        if (lane_ % 4 == 0 && lane_ / 8 < 3) line(tail + lane_ / 8 * kChannels + column);
+      }
+    } else if (p.kind == TokenPhaseKind::kExperts) {
+#pragma unroll 1
+      for (int i = lane_; i < kGroups * 2; i += 32) {  // groups' halves
+        line(p.router.codes + (static_cast<size_t>(block / 8 * kGroups * 2 + i) * 32 + block % 8 * 4));
+        if (block % 8 == i % 8) line(p.router.codes + static_cast<size_t>(kSharedGateTile * kGroups * 2 + i) * 32);
+      }
+      line(p.router.scales + (block / 8 * kGroups + lane_) * 8 + block % 8);
+    }
+  }
+  __device__ static void line(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
   // The next slot, free to be filled.
   __device__ RingPlace take() {
     const RingPlace at = at_;
@@ -100,14 +131,14 @@ class Producer {
   }
   __device__ void experts(const TokenPhase& p) {
     const int block = static_cast<int>(blockIdx.x);
+    tile(p.shared_up, shared_up_tile());
     barrier_wait(&b_.s.listed, listed_parity_);
     listed_parity_ ^= 1;
     const Items& items = b_.s.items;
     const UpShare share(items.total);
 #pragma unroll 1
     for (int i = share.first; i < share.end; ++i) {
-      const int expert = items.expert[i / kUpTiles], index = i % kUpTiles;
-      expert < 0 ? tile(p.shared_up, index) : tile(p.weights, expert * kUpTiles + index);
+      tile(p.weights, items.expert[i / kUpTiles] * kUpTiles + i % kUpTiles);
     }
     const int total = items.total;
 #pragma unroll 1
