@@ -22,7 +22,13 @@ inline constexpr int kThreads = kWorkers + 128;  // and the producer's warpgroup
 // Registers a thread: as launched, as the consumers and as the producer have them then.
 inline constexpr int kConsumerRegisters = 112, kProducerRegisters = 32;
 inline constexpr int kSlots = 8;
-inline constexpr int kInFlight = 3;  // slots on their way at a time
+// Slots on their way at a time: as many as keep memory busy while the experts' weights come; fewer while the blocks exchange
+// activations, which would queue up behind them.
+#ifndef CALLA_BUSY
+#define CALLA_BUSY 5
+#define CALLA_QUIET 2
+#endif
+inline constexpr int kInFlightBusy = CALLA_BUSY, kInFlight = CALLA_QUIET;
 inline constexpr int kGroups = kHidden / kGroup, kChunks = kGroups / kChunkGroups, kChunkInputs = kChunkGroups * kGroup;
 inline constexpr uint32_t kGroupCodes = 512, kGroupScales = 64;  // bytes of a tile's group
 inline constexpr uint32_t kSlotCodes = kGroups * kGroupCodes, kSlotScales = kGroups * kGroupScales;

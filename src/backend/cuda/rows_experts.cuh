@@ -221,48 +221,74 @@ __device__ __forceinline__ void up_products(const Block& b, RingPlace& ring, uin
   }
 }
 
-// A half of the down projection's tile of one listed expert, two rows at a time: one row would use one of the product's
-// eight columns. Instead the four groups of a chunk have two columns each (B is zero elsewhere), so all products of the
-// chunk add up in one accumulator, and lane 4 r + q finds the sums of group q.
-__device__ __forceinline__ void multiply_down(const Block& b, int item, int chunk, const std::byte* codes,
-                                              const std::byte* scales) {
+// A half of the down projection's tile of one listed expert, for one or two rows: one row would use one of the product's
+// eight columns. Instead a column has one of the chunk's four groups of one of the two rows, so the operand is loaded once;
+// of the sums of group g only columns 2 g and 2 g + 1 mean something, and lane 4 r + q keeps those of group q.
+__device__ __forceinline__ void multiply_down_two(const Block& b, int first, int second, int chunk,
+                                                  const std::byte* codes, const std::byte* scales) {
   const int lane = b.lane, r = lane / 4, q = lane % 4;
   HiddenRow(&h)[kMost * kChoices] = b.s.area.down.h;
-  const int count = b.s.items.count[item];
-  const uint8_t(&entries)[kMost] = b.s.items.entries[item];
+  uint32_t mine[8];  // of this lane's group
+  load_group(mine, operand_address(h[lane % 2 == 0 ? first : second].units, lane), chunk * kChunkGroups + lane % 8 / 2);
+  float c[kChunkGroups][4] = {};
+#pragma unroll
+  for (int g = 0; g < kChunkGroups; ++g) {
+    const uint4 words = codes_of(codes, chunk * kChunkGroups + g, lane);
+    uint32_t a[4];
+    expand_step(words.x, a), mma_f16(c[g], a, mine[0], mine[1]);
+    expand_step(words.y, a), mma_f16(c[g], a, mine[2], mine[3]);
+    expand_step(words.z, a), mma_f16(c[g], a, mine[4], mine[5]);
+    expand_step(words.w, a), mma_f16(c[g], a, mine[6], mine[7]);
+  }
   const int group = chunk * kChunkGroups + q;
   const uint2 scale = scale_of(scales, group, r);
   const float low = low_bf16(scale.x), low_bias = fmaf(-1024.0f, low, high_bf16(scale.x));
   const float high = 0.0625f * low_bf16(scale.y), high_bias = fmaf(-1024.0f, high, high_bf16(scale.y));
-#pragma unroll 1
-  for (int done = 0; done < count; done += 2) {
-    const int first = entries[done], second = entries[min(done + 1, count - 1)];
-    uint32_t mine[8];  // of this lane's group
-    load_group(mine, operand_address(h[lane % 2 == 0 ? first : second].units, lane),
-               chunk * kChunkGroups + lane % 8 / 2);
-    float even[4] = {}, odd[4] = {};
+  const float row_sum[2] = {h[first].group_sums[group], h[second].group_sums[group]};
+  float sums[4];
 #pragma unroll
-    for (int g = 0; g < kChunkGroups; ++g) {
-      const uint4 words = codes_of(codes, chunk * kChunkGroups + g, lane);
-      const auto columns = [&](int i) { return lane / 8 == g ? mine[i] : 0u; };
-      uint32_t a[4];
-      expand_step(words.x, a), mma_f16(even, a, columns(0), columns(1));
-      expand_step(words.y, a), mma_f16(odd, a, columns(2), columns(3));
-      expand_step(words.z, a), mma_f16(even, a, columns(4), columns(5));
-      expand_step(words.w, a), mma_f16(odd, a, columns(6), columns(7));
-    }
-    const float first_sum = h[first].group_sums[group], second_sum = h[second].group_sums[group];
-    float sums[4] = {fmaf(low, even[0] + odd[0], low_bias * first_sum),
-                     fmaf(low, even[1] + odd[1], low_bias * second_sum),
-                     fmaf(high, even[2] + odd[2], high_bias * first_sum),
-                     fmaf(high, even[3] + odd[3], high_bias * second_sum)};
+  for (int i = 0; i < 4; ++i) {
+    const float own = q < 2 ? (q == 0 ? c[0][i] : c[1][i]) : (q == 2 ? c[2][i] : c[3][i]);
+    sums[i] = sum_lanes<4>(fmaf(i < 2 ? low : high, own, (i < 2 ? low_bias : high_bias) * row_sum[i % 2]));
+  }
+  __syncwarp();  // this half of the rows has been read
+  if (q == 0) {
+    *reinterpret_cast<float2*>(h[first].sums[chunk] + 2 * r) = make_float2(sums[0], sums[2]);
+    if (second != first) *reinterpret_cast<float2*>(h[second].sums[chunk] + 2 * r) = make_float2(sums[1], sums[3]);
+  }
+}
+// For up to eight rows: a column each.
+__device__ __forceinline__ void multiply_down_many(const Block& b, const uint8_t (&entries)[kMost], int count, int chunk,
+                                                   const std::byte* codes, const std::byte* scales) {
+  const int lane = b.lane, r = lane / 4, q = lane % 4;
+  HiddenRow(&h)[kMost * kChoices] = b.s.area.down.h;
+  const auto entry = [&](int column) { return entries[column < count ? column : 0]; };
+  const uint32_t address = operand_address(h[entry(lane % 8)].units, lane);
+  const int columns[2] = {entry(2 * q), entry(2 * q + 1)};
+  float acc[4] = {};
 #pragma unroll
-    for (float& v : sums) v = sum_lanes<4>(v);
-    __syncwarp();  // this half of the rows has been read
-    if (q == 0) {
-      *reinterpret_cast<float2*>(h[first].sums[chunk] + 2 * r) = make_float2(sums[0], sums[2]);
-      if (second != first) *reinterpret_cast<float2*>(h[second].sums[chunk] + 2 * r) = make_float2(sums[1], sums[3]);
-    }
+  for (int g = 0; g < kChunkGroups; ++g) {
+    const int group = chunk * kChunkGroups + g;
+    uint32_t x[8];
+    load_group(x, address, group);
+    const uint4 words[1] = {codes_of(codes, group, lane)};
+    add_group<4>(acc, words, scale_of(scales, group, r), x,
+                 make_float2(h[columns[0]].group_sums[group], h[columns[1]].group_sums[group]));
+  }
+  __syncwarp();
+#pragma unroll
+  for (int c = 0; c < 2; ++c)
+    if (2 * q + c < count)
+      *reinterpret_cast<float2*>(h[columns[c]].sums[chunk] + 2 * r) = make_float2(acc[c], acc[2 + c]);
+}
+__device__ __forceinline__ void multiply_down(const Block& b, int item, int chunk, const std::byte* codes,
+                                              const std::byte* scales) {
+  const int count = b.s.items.count[item];
+  const uint8_t(&entries)[kMost] = b.s.items.entries[item];
+  if (count <= 2) {
+    multiply_down_two(b, entries[0], entries[count - 1], chunk, codes, scales);
+  } else {
+    multiply_down_many(b, entries, count, chunk, codes, scales);
   }
 }
 

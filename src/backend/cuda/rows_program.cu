@@ -95,7 +95,7 @@ class Producer {
   __device__ RingPlace take() {
     const RingPlace at = at_;
     if (filled_ >= kSlots) barrier_wait(&b_.s.empty[at.slot], at.parity ^ 1);
-    if (filled_ >= kInFlight) {
+    for (; filled_ - landed_count_ >= in_flight_; ++landed_count_) {
       wait_full(b_, landed_);
       landed_.advance();
     }
@@ -136,6 +136,7 @@ class Producer {
     listed_parity_ ^= 1;
     const Items& items = b_.s.items;
     const UpShare share(items.total);
+    in_flight_ = kInFlightBusy;
 #pragma unroll 1
     for (int i = share.first; i < share.end; ++i) {
       tile(p.weights, items.expert[i / kUpTiles] * kUpTiles + i % kUpTiles);
@@ -161,12 +162,13 @@ class Producer {
       }
       __syncwarp();
     }
+    in_flight_ = kInFlight;
   }
 
   const Block& b_;
   int lane_;
   size_t state_at_ = 0;  // of row `lane`
-  int filled_ = 0;
+  int filled_ = 0, landed_count_ = 0, in_flight_ = kInFlight;
   uint32_t listed_parity_ = 0;
   RingPlace at_;
   RingPlace landed_;  // the oldest slot that may still be on its way
