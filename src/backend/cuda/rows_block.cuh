@@ -77,6 +77,7 @@ struct UpArea {
     float units[2][kUpBatch][kChunks][kMost][kTileRows];
   };
   alignas(16) __half hidden[kWarps][kUpBatch][8];  // a tile's hidden units of one row
+  int tiles[2][kUpBatch];
 
   __device__ __forceinline__ FixedRow row(int i) { return {fixed[i], kGroups}; }
 };
@@ -122,6 +123,8 @@ struct BlockMemory {
   int16_t ids[kMost][kExpertsPerToken];
   float weights[kMost][kChoices];
   Items items;
+  uint32_t first_tile;     // where the phase starts to count its up tiles
+  int tile_of[kSlots];     // which up tile a slot has
 };
 inline constexpr size_t kSharedBytes = size_t{kSlots} * kSlotBytes + sizeof(BlockMemory);
 static_assert(kSharedBytes <= 232448, "what a block may take");

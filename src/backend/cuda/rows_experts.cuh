@@ -3,7 +3,8 @@
 //   Router  a block computes two logits of every row, a warp 128 inputs. Every block chooses, a warp a row, and makes the
 //           list of distinct experts, each with the rows that chose it.
 //   Shared  meanwhile the other half of the warps multiplies a tile of the shared expert and makes fixed point of the rows.
-//   Up      the tiles of all listed experts in a row, shared out evenly; two warps have a chunk of inputs.
+//   Up      the tiles of all listed experts in a row, each to the block that is ready for it; two warps have a chunk of
+//           inputs.
 //   Down    a block takes the tile of its 16 outputs of all listed experts; a warp takes half of an expert's inputs.
 #include "backend/cuda/rows_block.cuh"
 #include "backend/cuda/top_experts.cuh"
@@ -13,15 +14,17 @@ namespace calla::cuda::rows {
 inline constexpr int kUpTiles = token::kExpertWidth / 8;  // of an expert
 inline constexpr int kSharedGateTile = token::kExperts / kTileRows;
 
-// The block's share of the chosen experts' up tiles, counted from the first item, which is the shared expert.
-struct UpShare {
-  int first, end;
-  __device__ __forceinline__ explicit UpShare(int items) {
-    const int block = static_cast<int>(blockIdx.x), tiles = (items - 1) * kUpTiles;
-    first = kUpTiles + tiles * block / kBlocks;
-    end = kUpTiles + tiles * (block + 1) / kBlocks;
-  }
+// The chosen experts' up tiles, counted from the second item on (the first is the shared expert). A block takes its first
+// tiles by its place; the others go one by one to whoever is ready, since some processors have a slower way to memory:
+// `next_tile` counts on by one for each of these, and by one for each block that finds none left.
+struct UpTiles {
+  static constexpr int kGiven = 3;  // tiles of a block by its place
+  int total, shared_out;
+  __device__ __forceinline__ explicit UpTiles(int items)
+      : total((items - 1) * kUpTiles), shared_out(max(0, total - kGiven * kBlocks)) {}
+  __device__ __forceinline__ uint32_t counted() const { return static_cast<uint32_t>(shared_out + kBlocks); }
 };
+inline constexpr int kNoTile = -1;  // in tile_of: there is none any more
 // Two blocks have a tile of the shared expert's up projection, and send the hidden units of half of the rows each.
 __device__ __forceinline__ int shared_up_tile() { return static_cast<int>(blockIdx.x) / 2; }
 static_assert(kUpTiles * 2 == kBlocks);
@@ -164,16 +167,16 @@ __device__ __forceinline__ void shared_up(const Block& b, RingPlace& ring, uint3
 
 // A batch's hidden units: a warp has one column of its tiles (the batches take turns with the warps), a lane a unit; from
 // the sums of the units of work, to all blocks.
-__device__ __forceinline__ void send_hidden(const Block& b, const float (*units)[kChunks][kMost][kTileRows], int column,
-                                            int first, int end, uint32_t tag) {
-  const int lane = b.lane, r = lane % 8, index = first + lane / 8;
+__device__ __forceinline__ void send_hidden(const Block& b, const float (*units)[kChunks][kMost][kTileRows],
+                                            const int* tiles, int column, uint32_t tag) {
+  const int lane = b.lane, r = lane % 8;
   UpArea& area = b.s.area.up;
   const Items& items = b.s.items;
-  const auto entry_of = [&](int i) {  // or -1
-    const int item = i / kUpTiles;
-    return i < end && column < items.count[item] ? items.entries[item][column] : -1;
+  const auto entry_of = [&](int tile) {  // or -1
+    const int item = 1 + tile / kUpTiles;
+    return tile != kNoTile && column < items.count[item] ? items.entries[item][column] : -1;
   };
-  const int entry = entry_of(index);
+  const int entry = entry_of(tiles[lane / 8]);
   if (entry >= 0) {
     float2 sum = make_float2(0, 0);
 #pragma unroll
@@ -185,39 +188,47 @@ __device__ __forceinline__ void send_hidden(const Block& b, const float (*units)
     area.hidden[b.warp][lane / 8][r] = __float2half_rn(hidden_unit(sum.x, sum.y, row_factor(b, entry / kChoices)));
   }
   __syncwarp();
-  const int tile = first + lane;
   if (lane >= kUpBatch) return;
-  const int to = entry_of(tile);
+  const int tile = tiles[lane], to = entry_of(tile);
   if (to >= 0)
     send_tagged(&b.words.hidden[to][tile % kUpTiles], *reinterpret_cast<const uint4*>(area.hidden[b.warp][lane]), tag);
 }
 
-// Gate and up projections of the block's share of tiles: a warp has one chunk of every second tile. Most experts have one
-// row, of which fixed_row.cuh makes the least work; several come one after the other.
+// Gate and up projections of the block's tiles: a warp has one chunk of every second tile. Most experts have one row, of
+// which fixed_row.cuh makes the least work; several come one after the other.
 __device__ __forceinline__ void up_products(const Block& b, RingPlace& ring, uint32_t tag) {
   UpArea& area = b.s.area.up;
   const Items& items = b.s.items;
   const int chunk = b.warp / 2;
-  const UpShare share(items.total);
-  int batch = 0;
+  bool more = true;
 #pragma unroll 1
-  for (int first = share.first; first < share.end; first += kUpBatch, ++batch) {
+  for (int batch = 0; more; ++batch) {
     auto* const units = area.units[batch % 2];
-    pass_slots(b, ring, min(kUpBatch, share.end - first), [&](int i, const std::byte* slot) {
-      if (i % 2 != b.warp % 2) return;
-      const int item = (first + i) / kUpTiles, count = items.count[item];
-      FixedUnit unit;
-      unit.load(slot + static_cast<uint32_t>(chunk * kChunkGroups) * kGroupCodes,
-                slot + kSlotCodes + static_cast<uint32_t>(chunk * kChunkGroups) * kGroupScales);
+    int* const tiles = area.tiles[batch % 2];
 #pragma unroll 1
-      for (int column = 0; column < count; ++column) {
-        const FixedChunk x(area.row(items.entries[item][column] / kChoices), chunk);
-        store_fixed_unit(units[i][chunk][column], scale_fixed(multiply_fixed(unit, x), unit.scale, x));
+    for (int i = 0; i < kUpBatch; ++i) {
+      int tile = kNoTile;
+      if (more) {
+        pass_slots(b, ring, 1, [&](int, const std::byte* slot) {
+          tile = b.s.tile_of[ring.slot];
+          if (tile == kNoTile || i % 2 != b.warp % 2) return;
+          const int item = 1 + tile / kUpTiles, count = items.count[item];
+          FixedUnit unit;
+          unit.load(slot + static_cast<uint32_t>(chunk * kChunkGroups) * kGroupCodes,
+                    slot + kSlotCodes + static_cast<uint32_t>(chunk * kChunkGroups) * kGroupScales);
+#pragma unroll 1
+          for (int column = 0; column < count; ++column) {
+            const FixedChunk x(area.row(items.entries[item][column] / kChoices), chunk);
+            store_fixed_unit(units[i][chunk][column], scale_fixed(multiply_fixed(unit, x), unit.scale, x));
+          }
+        });
+        more = tile != kNoTile;
       }
-    });
+      if (b.tid == 0) tiles[i] = tile;
+    }
     consumer_barrier();
     const int column = (b.warp - batch) & (kWarps - 1);
-    if (column < kMost) send_hidden(b, units, column, first, share.end, tag);
+    if (column < kMost) send_hidden(b, units, tiles, column, tag);
   }
 }
 
@@ -433,6 +444,7 @@ __device__ __forceinline__ void experts_phase(const Block& b, const TokenPhase& 
                     slot + kSlotCodes + static_cast<uint32_t>(part) * (kDownGroups * kGroupScales));
   });
   consumer_barrier();
+  if (b.tid == 0) s.first_tile += UpTiles(items).counted();  // the producer has read it, else there were no down slots
   if (!last) tags.residual ^= 1;
   if (warp < kMost * kTileRows / 32) {
     const ResidualPlace at(b.tid);

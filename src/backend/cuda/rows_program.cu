@@ -103,10 +103,11 @@ class Producer {
     at_.advance();
     return at;
   }
-  // A tile of 32 groups, counted in such tiles.
-  __device__ __forceinline__ void tile(const TokenMatrix& w, int index) {
+  // A tile of 32 groups, counted in such tiles; `mark` is left for the consumers.
+  __device__ __forceinline__ void tile(const TokenMatrix& w, int index, int mark = kNoTile) {
     const RingPlace at = take();
     if (lane_ == 0) {
+      b_.s.tile_of[at.slot] = mark;
       uint64_t* full = &b_.s.full[at.slot];
       std::byte* to = b_.slot(at.slot);
       const size_t group = static_cast<size_t>(index) * kGroups;
@@ -129,18 +130,42 @@ class Producer {
     __syncwarp();
     if (lane_ == 0) barrier_arrive(&b_.s.full[at.slot]);
   }
+  __device__ __forceinline__ void up_tiles(const TokenPhase& p, const Items& items) {
+    const UpTiles tiles(items.total);
+    const uint32_t first = b_.s.first_tile;
+    uint32_t counted = 0;
+    const auto ask = [&] {
+      if (lane_ == 0) counted = atomicAdd(&b_.words.next_tile, 1u);
+    };
+    const auto fill = [&](int index) {
+      tile(p.weights, items.expert[1 + index / kUpTiles] * kUpTiles + index % kUpTiles, index);
+    };
+    ask();
+#pragma unroll 1
+    for (int index = static_cast<int>(blockIdx.x); index < min(tiles.total, UpTiles::kGiven * kBlocks); index += kBlocks)
+      fill(index);
+#pragma unroll 1
+    while (true) {
+      const auto place = static_cast<int>(__shfl_sync(0xffffffffu, counted, 0) - first);
+      if (place >= tiles.shared_out) break;
+      ask();
+      fill(UpTiles::kGiven * kBlocks + place);
+    }
+    const RingPlace at = take();
+    if (lane_ == 0) {
+      b_.s.tile_of[at.slot] = kNoTile;
+      barrier_arrive(&b_.s.full[at.slot]);
+    }
+    __syncwarp();
+  }
   __device__ void experts(const TokenPhase& p) {
     const int block = static_cast<int>(blockIdx.x);
     tile(p.shared_up, shared_up_tile());
     barrier_wait(&b_.s.listed, listed_parity_);
     listed_parity_ ^= 1;
     const Items& items = b_.s.items;
-    const UpShare share(items.total);
     in_flight_ = kInFlightBusy;
-#pragma unroll 1
-    for (int i = share.first; i < share.end; ++i) {
-      tile(p.weights, items.expert[i / kUpTiles] * kUpTiles + i % kUpTiles);
-    }
+    up_tiles(p, items);
     const int total = items.total;
 #pragma unroll 1
     for (int first = 0; first < total; first += kDownItems) {
@@ -230,6 +255,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   take_registers<kConsumerRegisters>();
   grid_dependency_wait();
   RowsTags tags(__ldcg(&words->tags));
+  if (threadIdx.x == 0) s.first_tile = __ldcg(&words->first_tile);
   send_slots(Block(program, rows, words, ring), tags);
   RingPlace at;
 #pragma unroll 1
@@ -253,8 +279,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     consumer_barrier();  // the next phase uses the same memory
   }
-  // Every block has sent something of this launch, so it has read the tags.
-  if (blockIdx.x == 0 && threadIdx.x == 0) words->tags = tags.bits();
+  // Every block has sent something of this launch, so it has read them.
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    words->tags = tags.bits();
+    words->first_tile = s.first_tile;
+  }
 }
 
 }  // namespace

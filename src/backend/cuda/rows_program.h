@@ -23,6 +23,9 @@ struct RowsWords {
   uint32_t squares[rows::kMost][token::kBlocks];        // of its part of the residual row
   uint32_t mixed_squares[rows::kMost][token::kBlocks];  // of 32 of `mixed` before the gated RMSNorm; negative: it is done
   uint32_t tags;                                        // of the words as they are: a bit each kind (RowsTags)
+  // Which of a phase's up tiles the next block takes (UpTiles), counted on from phase to phase; and where the next launch's
+  // first phase starts to count.
+  uint32_t next_tile, first_tile;
 };
 
 // As the token program; `program.sequence`, `program.a` and `words` are the first row's.
