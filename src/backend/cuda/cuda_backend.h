@@ -72,7 +72,7 @@ class CudaBackend final : public Backend {
   void set_token_counts(int slot, std::span<const TokenId> prompt, std::span<const TokenId> generated) override {
     recurrent_.set_counts(slot, prompt, generated, stream_.get());
   }
-  std::string state_layout() const override { return "cuda-1"; }
+  std::string state_layout() const override { return "cuda-2"; }
   void export_recurrent(int slot, std::span<std::byte> out) override {
     recurrent_.export_slot(slot, out, stream_.get());
   }

@@ -6,6 +6,14 @@
 
 namespace calla::cuda {
 
+// A head's state lies in parts of 32 columns, [part][128 keys][32], so that a block of the decode kernels finds its part in
+// one piece. Where key `key` of column `column` lies:
+inline constexpr int kStateColumns = 32, kStatePartFloats = kGdnHeadDim * kStateColumns;
+__host__ __device__ constexpr size_t state_place(int head, int key, int column) {
+  return static_cast<size_t>(head) * kGdnHeadDim * kGdnHeadDim +
+         static_cast<size_t>(column / kStateColumns * kStatePartFloats + key * kStateColumns + column % kStateColumns);
+}
+
 // One GDN layer's view of a step.
 struct GdnParams {
   StepView step;
@@ -18,8 +26,8 @@ struct GdnParams {
   const float* norm = nullptr;  // [128]
   float eps = 0;
   int key_heads = 0, value_heads = 0;
-  // Recurrent memory of slot s: at state + s * slot_floats, [value_heads][128 key][128 value], then the convolution's
-  // last three inputs [3][channels], oldest first.
+  // Recurrent memory of slot s: at state + s * slot_floats, the heads' states (state_place), then the convolution's last
+  // three inputs [3][channels], oldest first.
   float* state = nullptr;
   size_t slot_floats = 0;
   __half* mixed = nullptr;  // [row][mixed_stride]

@@ -13,8 +13,8 @@ namespace calla::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kParts = 4;                       // blocks a value head
-constexpr int kColumns = kGdnHeadDim / kParts;  // 32: one a lane
+constexpr int kColumns = kStateColumns;         // one a lane
+constexpr int kParts = kGdnHeadDim / kColumns;  // blocks a value head
 constexpr int kKeys = kGdnHeadDim / kWarps;     // 16: key rows a warp
 constexpr int kMaxCluster = 8;
 // Shared memory asked for with one row only to keep blocks apart: what a multiprocessor has left beside a block of the
@@ -58,11 +58,11 @@ __global__ void __launch_bounds__(kThreads, 3) gdn_step(GdnParams p) {
   launch_dependents();
   cluster_arrive();  // this block runs: its shared memory may be written to
   float* memory = p.state + static_cast<size_t>(p.step.sequences[row].slot) * p.slot_floats;
-  float* state = memory + static_cast<size_t>(head) * kGdnHeadDim * kGdnHeadDim + part * kColumns + lane;
+  float* state = memory + state_place(head, 0, part * kColumns + lane);
   float* tail = memory + p.state_floats();
   float s[kKeys];
 #pragma unroll
-  for (int i = 0; i < kKeys; ++i) s[i] = __ldcs(state + (warp * kKeys + i) * kGdnHeadDim);
+  for (int i = 0; i < kKeys; ++i) s[i] = __ldcs(state + (warp * kKeys + i) * kColumns);
 
   // Every thread convolves one channel of q or k; the first warp also one of v.
   const int channel = (tid < kGdnHeadDim ? 0 : key_width - kGdnHeadDim) + key_head * kGdnHeadDim + tid;
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kThreads, 3) gdn_step(GdnParams p) {
   cluster_wait();
   // After the barrier, which would otherwise wait for these stores to reach memory.
 #pragma unroll
-  for (int i = 0; i < kKeys; ++i) __stcs(state + (warp * kKeys + i) * kGdnHeadDim, fmaf(k[i], delta, decay * s[i]));
+  for (int i = 0; i < kKeys; ++i) __stcs(state + (warp * kKeys + i) * kColumns, fmaf(k[i], delta, decay * s[i]));
   if (warp == 0) {
     const float total = head_squares[0] + head_squares[1] + head_squares[2] + head_squares[3];
     const float y = out * rsqrtf(total / kGdnHeadDim + p.eps) * norm * silu(z);

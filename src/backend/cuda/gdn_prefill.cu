@@ -213,12 +213,11 @@ __global__ void __launch_bounds__(kScanThreads) gdn_scan(GdnParams p) {
   // holds the totals of row t = s / 4 and column 4 g + s % 4.
   const int group = lane / 16, s = lane % 16, t = s / 4, c = s % 4;
   float* memory = p.state + static_cast<size_t>(sequence.slot) * p.slot_floats;
-  float* state = memory + static_cast<size_t>(head) * kGdnHeadDim * kGdnHeadDim + s * 4 * kGdnHeadDim +
-                 part * kScanColumns + warp * 8 + group * 4;
+  float* state = memory + state_place(head, s * 4, part * kScanColumns + warp * 8 + group * 4);
   stage_rows(stages[0], 0);
   float4 columns[8];  // [key] of four columns
 #pragma unroll
-  for (int i = 0; i < 8; ++i) columns[i] = load4(state + (i / 4 * 64 + i % 4) * kGdnHeadDim);
+  for (int i = 0; i < 8; ++i) columns[i] = load4(state + (i / 4 * 64 + i % 4) * kStateColumns);
 
   const int chunks = (sequence.rows + kStageRows - 1) / kStageRows;
   for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -302,7 +301,7 @@ __global__ void __launch_bounds__(kScanThreads) gdn_scan(GdnParams p) {
     __syncthreads();
   }
 #pragma unroll
-  for (int i = 0; i < 8; ++i) *reinterpret_cast<float4*>(state + (i / 4 * 64 + i % 4) * kGdnHeadDim) = columns[i];
+  for (int i = 0; i < 8; ++i) *reinterpret_cast<float4*>(state + (i / 4 * 64 + i % 4) * kStateColumns) = columns[i];
 
   // The convolution's tail: the last three inputs, some of them from the old tail in a short step.
   float* tail = memory + p.state_floats();

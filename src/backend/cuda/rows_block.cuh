@@ -18,24 +18,25 @@ using token::kHidden;
 using token::kMixed;
 
 inline constexpr int kWarps = 16, kWorkers = kWarps * 32;
-inline constexpr int kThreads = kWorkers + 128;  // and the producer's warpgroup, of which one warp works
-// Registers a thread: as launched, as the consumers and as the producer have them then.
-inline constexpr int kConsumerRegisters = 112, kProducerRegisters = 32;
+inline constexpr int kThreads = kWorkers + 128;  // and a warpgroup of which two warps work: the producer and the storer
+// Registers a thread of the consumers and of the others; launched with 96 each.
+inline constexpr int kConsumerRegisters = 112, kOtherRegisters = 32;
 inline constexpr int kSlots = 8;
 // Slots on their way at a time: as many as keep memory busy while the experts' weights come; fewer while the blocks exchange
 // activations, which would queue up behind them.
 #ifndef CALLA_BUSY
-#define CALLA_BUSY 5
+#define CALLA_BUSY 3
 #define CALLA_QUIET 2
+#define CALLA_STATES 6
 #endif
-inline constexpr int kInFlightBusy = CALLA_BUSY, kInFlight = CALLA_QUIET;
+inline constexpr int kInFlightBusy = CALLA_BUSY, kInFlight = CALLA_QUIET, kInFlightStates = CALLA_STATES;
 inline constexpr int kGroups = kHidden / kGroup, kChunks = kGroups / kChunkGroups, kChunkInputs = kChunkGroups * kGroup;
 inline constexpr uint32_t kGroupCodes = 512, kGroupScales = 64;  // bytes of a tile's group
 inline constexpr uint32_t kSlotCodes = kGroups * kGroupCodes, kSlotScales = kGroups * kGroupScales;
 inline constexpr uint32_t kSlotBytes = kSlotCodes + kSlotScales;
 inline constexpr int kDownGroups = token::kExpertWidth / kGroup, kDownChunks = kDownGroups / kChunkGroups;
 inline constexpr int kDownItems = kGroups / kDownGroups;  // of a slot
-inline constexpr int kColumns = 32;                       // of a GDN head's state, of a block
+inline constexpr int kColumns = kStateColumns;            // of a GDN head's state, of a block
 inline constexpr int kGdnTiles = 6, kOutSlots = 2;
 inline constexpr float kRowScale = 16;
 
@@ -81,14 +82,12 @@ struct UpArea {
 
   __device__ __forceinline__ FixedRow row(int i) { return {fixed[i], kGroups}; }
 };
-// A row of hidden units and the sums of their groups. When half of the units have been used, their product's 16 sums are
-// in their place.
+// A row of hidden units. When half of them have been used, their product's 16 sums are in their place.
 struct HiddenRow {
   union {
     std::byte units[token::kExpertWidth * 2];
     float sums[kDownChunks][kChunkInputs / 2];
   };
-  float group_sums[kDownGroups];
   float pad[4];  // so that eight rows start in different banks
 };
 struct DownArea {
@@ -115,6 +114,8 @@ struct Items {
 struct BlockMemory {
   alignas(128) Area area;
   uint64_t full[kSlots], empty[kSlots], listed;
+  uint64_t updated[kMost];  // a row's part of the state, in its slot
+  int state_slot[kMost];
   alignas(16) float residual[kMost][kTileRows];
   alignas(16) __half outgoing[kMost][kTileRows];
   float squares[kWarps];  // of a residual row, two warps each

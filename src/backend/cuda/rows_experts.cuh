@@ -255,12 +255,12 @@ __device__ __forceinline__ void multiply_down_two(const Block& b, int first, int
   const uint2 scale = scale_of(scales, group, r);
   const float low = low_bf16(scale.x), low_bias = fmaf(-1024.0f, low, high_bf16(scale.x));
   const float high = 0.0625f * low_bf16(scale.y), high_bias = fmaf(-1024.0f, high, high_bf16(scale.y));
-  const float row_sum[2] = {h[first].group_sums[group], h[second].group_sums[group]};
+  const float2 row_sum = sum_group(mine);  // of group q
   float sums[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float own = q < 2 ? (q == 0 ? c[0][i] : c[1][i]) : (q == 2 ? c[2][i] : c[3][i]);
-    sums[i] = sum_lanes<4>(fmaf(i < 2 ? low : high, own, (i < 2 ? low_bias : high_bias) * row_sum[i % 2]));
+    sums[i] = sum_lanes<4>(fmaf(i < 2 ? low : high, own, (i < 2 ? low_bias : high_bias) * (i % 2 == 0 ? row_sum.x : row_sum.y)));
   }
   __syncwarp();  // this half of the rows has been read
   if (q == 0) {
@@ -275,7 +275,6 @@ __device__ __forceinline__ void multiply_down_many(const Block& b, const uint8_t
   HiddenRow(&h)[kMost * kChoices] = b.s.area.down.h;
   const auto entry = [&](int column) { return entries[column < count ? column : 0]; };
   const uint32_t address = operand_address(h[entry(lane % 8)].units, lane);
-  const int columns[2] = {entry(2 * q), entry(2 * q + 1)};
   float acc[4] = {};
 #pragma unroll
   for (int g = 0; g < kChunkGroups; ++g) {
@@ -283,14 +282,13 @@ __device__ __forceinline__ void multiply_down_many(const Block& b, const uint8_t
     uint32_t x[8];
     load_group(x, address, group);
     const uint4 words[1] = {codes_of(codes, group, lane)};
-    add_group<4>(acc, words, scale_of(scales, group, r), x,
-                 make_float2(h[columns[0]].group_sums[group], h[columns[1]].group_sums[group]));
+    add_group<4>(acc, words, scale_of(scales, group, r), x, sum_group(x));
   }
   __syncwarp();
 #pragma unroll
   for (int c = 0; c < 2; ++c)
     if (2 * q + c < count)
-      *reinterpret_cast<float2*>(h[columns[c]].sums[chunk] + 2 * r) = make_float2(acc[c], acc[2 + c]);
+      *reinterpret_cast<float2*>(h[entry(2 * q + c)].sums[chunk] + 2 * r) = make_float2(acc[c], acc[2 + c]);
 }
 __device__ __forceinline__ void multiply_down(const Block& b, int item, int chunk, const std::byte* codes,
                                               const std::byte* scales) {
@@ -303,7 +301,7 @@ __device__ __forceinline__ void multiply_down(const Block& b, int item, int chun
   }
 }
 
-// Receives all rows' hidden units, and adds up their groups. Ends with a barrier.
+// Receives all rows' hidden units. Ends with a barrier.
 __device__ __forceinline__ void stage_hidden(const Block& b, uint32_t tag) {
   constexpr int kPieces = token::kExpertWidth / 8, kRounds = kMost * kChoices * kPieces / kWorkers;
   HiddenRow(&h)[kMost * kChoices] = b.s.area.down.h;
@@ -317,18 +315,6 @@ __device__ __forceinline__ void stage_hidden(const Block& b, uint32_t tag) {
     const int at = i * kWorkers + b.tid;
     reinterpret_cast<uint4*>(h[at / kPieces].units)[at % kPieces] =
         make_uint4(w[i].part[0], w[i].part[1], w[i].part[2], w[i].part[3]);
-  }
-  consumer_barrier();
-#pragma unroll 1
-  for (int i = b.warp; i < (b.rows * kChoices + 7) / 8 * kDownGroups; i += kWarps) {  // eight rows' group
-    const int row = i / kDownGroups * 8, group = i % kDownGroups;
-    uint32_t columns[8];
-    load_group(columns, operand_address(h[row + b.lane % 8].units, b.lane), group);
-    const float2 sum = sum_group(columns);
-    if (b.lane < 4) {
-      h[row + 2 * b.lane].group_sums[group] = sum.x;
-      h[row + 2 * b.lane + 1].group_sums[group] = sum.y;
-    }
   }
   consumer_barrier();
 }

@@ -3,7 +3,8 @@
 // k channels, and for one of its two value heads 32 columns of the state with their rows of v and z; of every row.
 //   Gates       a and b of all heads are four tiles of 32 groups: a block multiplies one group of one tile and sends the
 //               sums; whoever needs a head's adds up its 32 groups.
-//   Recurrence  a row's columns of the state come through the ring, a slot a row; two warps a row take 64 keys each.
+//   Recurrence  a row's columns of the state come through the ring, a slot a row; two warps a row take 64 keys each and leave
+//               the new state in the slot, from where the storer warp sends it back while the blocks go on.
 #include "backend/cuda/rows_linear.cuh"
 
 namespace calla::cuda::rows {
@@ -22,15 +23,13 @@ struct GdnPlace {
     if (span == 0) return (rank < 4 ? 0 : kKeyWidth) + key_head * kGdnHeadDim + part * kColumns;
     return (span == 1 ? 2 * kKeyWidth : z_column) + head * kGdnHeadDim + part * kColumns;
   }
-  // The block's columns of the state, at key 0.
-  __device__ __forceinline__ size_t state() const {
-    return static_cast<size_t>(head) * kGdnHeadDim * kGdnHeadDim + static_cast<size_t>(part * kColumns);
-  }
+  // The block's part of the state.
+  __device__ __forceinline__ size_t state() const { return state_place(head, 0, part * kColumns); }
 };
 inline constexpr int kChannels = (2 * token::kKeyHeads + token::kValueHeads) * kGdnHeadDim;
 inline constexpr size_t kStateFloats = size_t{token::kValueHeads} * kGdnHeadDim * kGdnHeadDim;
-inline constexpr uint32_t kStateSlotBytes = kGdnHeadDim * kColumns * sizeof(float);
-static_assert(kStateSlotBytes <= kSlotBytes);
+inline constexpr uint32_t kStateBytes = kStatePartFloats * sizeof(float);
+static_assert(kStateBytes <= kSlotBytes);
 
 // A block's group of the gates' tiles, in one warp's registers.
 struct GateGroup {
@@ -60,11 +59,11 @@ struct GateGroup {
 };
 
 // Warps 0..7: the head's a (warps 0..3) and b (4..7) of two rows each; decay and beta once all are there.
-__device__ __forceinline__ void receive_gates(const Block& b, const GdnPlace& at, float rate, float dt_bias,
-                                              uint32_t tag) {
+__device__ __forceinline__ void receive_gates(const Block& b, const TokenPhase& p, const GdnPlace& at, uint32_t tag) {
   const int warp = b.warp, lane = b.lane, q = warp % 4;
   if (2 * q >= b.rows) return;
   const bool is_b = warp >= 4;
+  const float rate = load_early(p.decay_rate + at.head), dt_bias = load_early(p.dt_bias + at.head);
   const int tile = (is_b ? GateGroup::kTiles / 2 : 0) + at.key_head / 8;
   const float4 w = as_floats(receive(&b.words.gates[tile][at.key_head % 8][q][lane], tag));
   const bool second = at.rank >= 4;  // head of the key head
@@ -95,15 +94,16 @@ __device__ __forceinline__ float4 add_lane(float4 v, int offset) {
                              __shfl_xor_sync(0xffffffffu, v.z, offset), __shfl_xor_sync(0xffffffffu, v.w, offset)));
 }
 
-// The delta rule on a row's columns of the state, by a pair of warps: `s` is [key][32 columns].
-__device__ __forceinline__ void recur(const Block& b, const TokenPhase& p, const GdnPlace& at, const std::byte* slot,
-                                      float4 norm, bool last, uint32_t tag) {
+// The delta rule on a row's columns of the state, by a pair of warps, in place: a slot is [key][32 columns].
+__device__ __forceinline__ void recur(const Block& b, const TokenPhase& p, const GdnPlace& at, std::byte* slot, bool last,
+                                      uint32_t tag) {
   constexpr int kKeys = kGdnHeadDim / 2 / 4;  // of a thread, every fourth of its warp's
   const int warp = b.warp, lane = b.lane, row = warp / 2;
   const int quad = lane % 8, first_key = warp % 2 * (kGdnHeadDim / 2) + lane / 8;
   const int block = static_cast<int>(blockIdx.x);
   GdnArea& area = b.s.area.gdn;
-  const auto* s = reinterpret_cast<const float4*>(slot) + first_key * (kColumns / 4) + quad;
+  auto* const s = reinterpret_cast<float4*>(slot) + first_key * (kColumns / 4) + quad;
+  const float4 norm = load_early(reinterpret_cast<const float4*>(p.gdn_norm + at.part * kColumns + quad * 4));
   const float* const q = area.qk[row];
   const float* const k = area.qk[row] + kGdnHeadDim;
 
@@ -158,21 +158,21 @@ __device__ __forceinline__ void recur(const Block& b, const TokenPhase& p, const
       float other[1];
       receive(
           other, [&](int) { return &b.words.mixed_squares[row][block / 4 * 4 + lane % 4]; }, tag);
-      const float factor = scale_of_squares(squares, sum_lanes<4>(other[0]), b.program.eps);
+      const __half2 factor = __float2half2_rn(scale_of_squares(squares, sum_lanes<4>(other[0]), b.program.eps));
       if (lane < 8 && lane % 2 == 0)
         *reinterpret_cast<uint4*>(b.program.a.mixed + static_cast<size_t>(row) * kMixed + block * kColumns + lane * 4) =
             make_uint4(multiply_halves(word.x, factor), multiply_halves(word.y, factor),
                        multiply_halves(word.z, factor), multiply_halves(word.w, factor));
     }
   }
-  // The state goes out last: the exchange would queue up behind it.
-  float* const to = p.state + b.s.state_at[row] + at.state() + first_key * kGdnHeadDim + quad * 4;
+  // The state last: the exchange would queue up behind it.
 #pragma unroll 4
   for (int i = 0; i < kKeys; ++i) {
     const float4 v = s[i * kColumns];
     const float4 kept = make_float4(decay * v.x, decay * v.y, decay * v.z, decay * v.w);
-    __stcs(reinterpret_cast<float4*>(to + i * 4 * kGdnHeadDim), fma4(change, k[first_key + i * 4], kept));
+    s[i * kColumns] = fma4(change, k[first_key + i * 4], kept);
   }
+  fence_async_proxy();
 }
 
 __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, RingPlace& ring, bool last,
@@ -189,9 +189,8 @@ __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, R
   const int row = warp % kMost, span = warp / kMost;
   const int column = at.first_column(span, b.program.z_column) + lane;
   float* const tail = p.state + b.s.state_at[row] + kStateFloats + column;
+  stage_residual(b, area.x, tags.residual);
   // What is needed later and comes from far.
-  const float4 norm = load_early(reinterpret_cast<const float4*>(p.gdn_norm + at.part * kColumns + lane % 8 * 4));
-  const float rate = load_early(p.decay_rate + at.head), dt_bias = load_early(p.dt_bias + at.head);
   float old[3] = {};
   float4 taps = make_float4(0, 0, 0, 0);
   if (row < b.rows) {
@@ -199,8 +198,6 @@ __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, R
     for (int i = 0; i < 3; ++i) old[i] = load_early(tail + i * kChannels);
     taps = load_early(reinterpret_cast<const float4*>(p.conv + column * 4));
   }
-
-  stage_residual(b, area.x, tags.residual);
   pair_barrier(warp);
   if (has_gates) gates.multiply_and_send(b, area.x, tags.gdn);
   {
@@ -240,7 +237,7 @@ __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, R
     projected[column] = out;
   }
   if (span == 0) {
-    receive_gates(b, at, rate, dt_bias, tags.gdn);
+    receive_gates(b, p, at, tags.gdn);
   } else if (row < b.rows) {
     WideWord w[2];
     receive(
@@ -249,9 +246,18 @@ __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, R
     for (int i = 0; i < 2; ++i) reinterpret_cast<float4*>(area.qk[row])[i * 32 + lane] = as_floats(w[i]);
   }
   consumer_barrier();
-  pass_slots(b, ring, b.rows, [&](int i, const std::byte* slot) {
-    if (i == warp / 2) recur(b, p, at, slot, norm, last, tags.mixed);
-  });
+#pragma unroll 1
+  for (int i = 0; i < b.rows; ++i) {
+    wait_full(b, ring);
+    const bool mine = i == warp / 2;
+    if (mine) recur(b, p, at, b.slot(ring.slot), last, tags.mixed);
+    __syncwarp();
+    if (lane == 0) {
+      if (mine) b.s.state_slot[i] = ring.slot;  // both warps of the pair the same
+      barrier_arrive(mine ? &b.s.updated[i] : &b.s.empty[ring.slot]);
+    }
+    ring.advance();
+  }
 }
 
 }  // namespace calla::cuda::rows

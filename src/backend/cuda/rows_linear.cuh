@@ -11,9 +11,9 @@ __device__ __forceinline__ float scale_of_squares(float squares, float total, fl
   const float own = squares / kColumns + kLocalEps;
   return rsqrtf(total / kGdnHeadDim + eps) * (own * rsqrtf(own));
 }
-__device__ __forceinline__ uint32_t multiply_halves(uint32_t pair, float factor) {
-  const float2 v = unpack_half2(pair);
-  return pack_half2(v.x * factor, v.y * factor);
+__device__ __forceinline__ uint32_t multiply_halves(uint32_t pair, __half2 factor) {
+  const __half2 v = __hmul2(*reinterpret_cast<const __half2*>(&pair), factor);
+  return *reinterpret_cast<const uint32_t*>(&v);
 }
 
 // residual += W mixed: a block takes one tile, a warp one chunk of its 4096 inputs.
@@ -30,7 +30,8 @@ __device__ __forceinline__ void out_phase(const Block& b, RingPlace& ring, float
   for (int row = 0; row < kMost; ++row) {
     float total = squares[row] + __shfl_xor_sync(0xffffffffu, squares[row], 4);  // four senders have a head
     total += __shfl_xor_sync(0xffffffffu, total, 8);
-    const float scale = squares[row] < 0 ? 1.0f : scale_of_squares(squares[row], total, b.program.eps);
+    const __half2 scale =
+        __float2half2_rn(squares[row] < 0 ? 1.0f : scale_of_squares(squares[row], total, b.program.eps));
     const WideWord& v = w[row];
     *reinterpret_cast<uint4*>(area.x + static_cast<uint32_t>(row) * row_bytes(kMixed) + piece * 16) =
         make_uint4(multiply_halves(v.part[0], scale), multiply_halves(v.part[1], scale),

@@ -1,6 +1,6 @@
 // rows_program: a run of stages of two to eight rows, one of each sequence, as one kernel that stays on the card: the phases
 // of the token program (token_program.h), each expert's weights read once for the rows that chose it.
-//   Launch    128 blocks of 16 consumer warps and a producer warp, one a multiprocessor; all run at once, because they wait
+//   Launch    128 blocks of 16 consumer warps, a producer and a storer warp, one a multiprocessor; all run at once, because they wait
 //             for each other (the host asks how many fit).
 //   Weights   and the GDN states come through a ring in shared memory (rows_block.cuh), ahead of their phase.
 //   Exchange  through L2 in words that tell themselves whether they have arrived (rows_exchange.cuh): six times a layer.
@@ -19,10 +19,6 @@ namespace calla::cuda {
 namespace rows {
 namespace {
 
-__device__ __forceinline__ void copy_async_and_count(uint64_t* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-
 // The producer warp.
 class Producer {
  public:
@@ -34,17 +30,16 @@ class Producer {
   __device__ void run(int index) {
     const TokenPhase& p = b_.program.phases[index];
     const int block = static_cast<int>(blockIdx.x);
-    prefetch(p);
-    if (index + 1 < b_.program.count && b_.program.phases[index + 1].norm != nullptr && lane_ == 0)
-      line(b_.program.phases[index + 1].norm + block * kTileRows);
     switch (p.kind) {
       case TokenPhaseKind::kGdn: {
         const GdnPlace at;
 #pragma unroll 1
         for (int i = 0; i < kGdnTiles; ++i)
           tile(p.weights, at.first_column(i / 2, b_.program.z_column) / kTileRows + i % 2);
+        in_flight_ = kInFlightStates;
 #pragma unroll 1
         for (int row = 0; row < b_.rows; ++row) state(p.state + __shfl_sync(0xffffffffu, state_at_, row) + at.state());
+        in_flight_ = kInFlight;
         return;
       }
       case TokenPhaseKind::kProject: {
@@ -63,38 +58,11 @@ class Producer {
   }
 
  private:
-  // Brings what the consumers will load into registers into L2, before it is their turn.
-  __device__ void prefetch(const TokenPhase& p) const {
-    const int block = static_cast<int>(blockIdx.x);
-    if (p.kind == TokenPhaseKind::kGdn) {
-      const GdnPlace at;
-      const int column = at.first_column(lane_ / 4 % 2, b_.program.z_column);
-      if (lane_ < 8) line(p.conv + (column + lane_ % 4 * 8) * 4);
-      if (lane_ < 4) line(p.weights.codes + GateGroup::place(b_.program) * 32 + lane_ * 8);
-      if (lane_ == 4) line(p.weights.scales + GateGroup::place(b_.program) * 8);
-      if (lane_ == 5) line(p.gdn_norm + at.part * kColumns);
-      if (lane_ == 6) line(p.decay_rate + at.head);
-      if (lane_ == 7) line(p.dt_bias + at.head);
-#pragma unroll 1
-      for (int row = 0; row < b_.rows; ++row) {
-        const float* tail = p.state + __shfl_sync(0xffffffffu, state_at_, row) + kStateFloats;
-        if (lane_ % 4 == 0 && lane_ / 8 < 3) line(tail + lane_ / 8 * kChannels + column);
-      }
-    } else if (p.kind == TokenPhaseKind::kExperts) {
-#pragma unroll 1
-      for (int i = lane_; i < kGroups * 2; i += 32) {  // groups' halves
-        line(p.router.codes + (static_cast<size_t>(block / 8 * kGroups * 2 + i) * 32 + block % 8 * 4));
-        if (block % 8 == i % 8) line(p.router.codes + static_cast<size_t>(kSharedGateTile * kGroups * 2 + i) * 32);
-      }
-      line(p.router.scales + (block / 8 * kGroups + lane_) * 8 + block % 8);
-    }
-  }
-  __device__ static void line(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
-
   // The next slot, free to be filled.
-  __device__ RingPlace take() {
+  __device__ __forceinline__ RingPlace take() {
     const RingPlace at = at_;
     if (filled_ >= kSlots) barrier_wait(&b_.s.empty[at.slot], at.parity ^ 1);
+#pragma unroll 1
     for (; filled_ - landed_count_ >= in_flight_; ++landed_count_) {
       wait_full(b_, landed_);
       landed_.advance();
@@ -117,18 +85,11 @@ class Producer {
     }
     __syncwarp();
   }
-  // The block's columns of a row's state.
+  // The block's part of a row's state.
   __device__ __forceinline__ void state(const float* from) {
-    constexpr int kPieces = kColumns * sizeof(float) / 16, kRowsAtOnce = 32 / kPieces;
     const RingPlace at = take();
-    const uint32_t to = shared_address(b_.slot(at.slot)) + static_cast<uint32_t>(lane_) * 16;
-    from += lane_ / kPieces * kGdnHeadDim + lane_ % kPieces * 4;
-#pragma unroll 8
-    for (int i = 0; i < kGdnHeadDim / kRowsAtOnce; ++i)
-      cp_async16(to + static_cast<uint32_t>(i) * 512, from + i * kRowsAtOnce * kGdnHeadDim);
-    copy_async_and_count(&b_.s.full[at.slot]);
+    if (lane_ == 0) bulk_copy(b_.slot(at.slot), from, kStateBytes, &b_.s.full[at.slot]);
     __syncwarp();
-    if (lane_ == 0) barrier_arrive(&b_.s.full[at.slot]);
   }
   __device__ __forceinline__ void up_tiles(const TokenPhase& p, const Items& items) {
     const UpTiles tiles(items.total);
@@ -199,6 +160,29 @@ class Producer {
   RingPlace landed_;  // the oldest slot that may still be on its way
 };
 
+// The storer, one thread: sends the rows' new states back from their slots, which it passes for the two warps that have
+// used them.
+__device__ __forceinline__ void store_states(const TokenProgram& program, int rows, std::byte* ring, BlockMemory& s) {
+  uint32_t parity = 0;
+#pragma unroll 1
+  for (int i = 0; i < program.count; ++i) {
+    const TokenPhase& p = program.phases[i];
+    if (p.kind != TokenPhaseKind::kGdn) continue;
+    const size_t part = GdnPlace().state();
+#pragma unroll 1
+    for (int row = 0; row < rows; ++row) {
+      barrier_wait(&s.updated[row], parity);
+      const int slot = s.state_slot[row];
+      bulk_store(p.state + s.state_at[row] + part, ring + static_cast<uint32_t>(slot) * kSlotBytes, kStateBytes);
+      bulk_store_wait_read();
+      barrier_arrive(&s.empty[slot]);
+      barrier_arrive(&s.empty[slot]);
+    }
+    parity ^= 1;
+  }
+  bulk_store_wait();
+}
+
 // The norm's weight for what thread `tid` of warps 0..3 sends after phase `index`: the next phase's.
 __device__ __forceinline__ float next_norm(const Block& b, int index) {
   if (index + 1 >= b.program.count || b.warp >= kMost * kTileRows / 32) return 0;
@@ -231,18 +215,22 @@ __global__ void __launch_bounds__(kThreads, 1)
   BlockMemory& s = *reinterpret_cast<BlockMemory*>(ring + kSlots * kSlotBytes);
   launch_dependents();
   if (threadIdx.x == 0) {
+#pragma unroll 1
     for (int i = 0; i < kSlots; ++i) {
       barrier_init(&s.full[i], 1);
       barrier_init(&s.empty[i], kWarps);
     }
     barrier_init(&s.listed, 1);
+#pragma unroll 1
+    for (uint64_t& updated : s.updated) barrier_init(&updated, 2);
     fence_async_proxy();
   }
   if (static_cast<int>(threadIdx.x) < rows)
     s.state_at[threadIdx.x] = static_cast<size_t>(program.sequence[threadIdx.x].slot) * program.slot_floats;
   __syncthreads();
   if (threadIdx.x >= kWorkers) {
-    give_registers<kProducerRegisters>();
+    give_registers<kOtherRegisters>();
+    if (threadIdx.x == kWorkers + 32) store_states(program, rows, ring, s);
     if (threadIdx.x >= kWorkers + 32) return;
     // Weights and states depend on nothing, up to the choice of experts, which the consumers announce.
     const Block b(program, rows, words, ring);

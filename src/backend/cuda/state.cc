@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "backend/cuda/attention.h"
+#include "backend/cuda/gdn.h"
 #include "base/bf16.h"
 
 namespace calla::cuda {
@@ -13,6 +14,13 @@ namespace {
 void copy_now(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   cuda_check(cudaMemcpyAsync(to, from, bytes, kind, stream), "copy of sequence state");
   cuda_check(cudaStreamSynchronize(stream), "copy of sequence state");
+}
+
+// Where element `i` of [head][128 keys][128 columns] lies.
+size_t place_of(size_t i) {
+  constexpr size_t kDim = kGdnHeadDim;
+  return state_place(static_cast<int>(i / (kDim * kDim)), static_cast<int>(i / kDim % kDim),
+                     static_cast<int>(i % kDim));
 }
 
 }  // namespace
@@ -85,7 +93,9 @@ void RecurrentPool::read(int gdn_layer, int slot, std::span<float> state, std::s
                          cudaStream_t stream) const {
   check(state.size() == gdn_floats_ && conv.size() == conv_floats_, "size of a GDN state");
   const float* from = layer(gdn_layer) + static_cast<size_t>(slot) * slot_floats();
-  copy_now(state.data(), from, state.size_bytes(), cudaMemcpyDeviceToHost, stream);
+  std::vector<float> raw(gdn_floats_);
+  copy_now(raw.data(), from, state.size_bytes(), cudaMemcpyDeviceToHost, stream);
+  for (size_t i = 0; i < gdn_floats_; ++i) state[i] = raw[place_of(i)];
   copy_now(conv.data(), from + gdn_floats_, conv.size_bytes(), cudaMemcpyDeviceToHost, stream);
 }
 
@@ -93,7 +103,9 @@ void RecurrentPool::write(int gdn_layer, int slot, std::span<const float> state,
                           cudaStream_t stream) {
   check(state.size() == gdn_floats_ && conv.size() == conv_floats_, "size of a GDN state");
   float* to = layer(gdn_layer) + static_cast<size_t>(slot) * slot_floats();
-  copy_now(to, state.data(), state.size_bytes(), cudaMemcpyHostToDevice, stream);
+  std::vector<float> raw(gdn_floats_);
+  for (size_t i = 0; i < gdn_floats_; ++i) raw[place_of(i)] = state[i];
+  copy_now(to, raw.data(), state.size_bytes(), cudaMemcpyHostToDevice, stream);
   copy_now(to + gdn_floats_, conv.data(), conv.size_bytes(), cudaMemcpyHostToDevice, stream);
 }
 

@@ -21,7 +21,7 @@ inline constexpr uint32_t kSlotCodes = kGroups * kGroupCodes, kSlotScales = kGro
 inline constexpr uint32_t kSlotBytes = kSlotCodes + kSlotScales;
 inline constexpr uint32_t kUnitCodes = kChunkGroups * kGroupCodes, kUnitScales = kChunkGroups * kGroupScales;
 inline constexpr int kDownGroups = kExpertWidth / kGroup, kDownChunks = kDownGroups / kChunkGroups;
-inline constexpr int kColumns = 32;  // of the state, of a block
+inline constexpr int kColumns = kStateColumns;  // of a block
 inline constexpr int kGdnTiles = 6, kUpTiles = 4, kDownSlots = 2, kOutSlots = 2;
 
 struct BlockMemory {

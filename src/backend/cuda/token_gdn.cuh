@@ -112,11 +112,10 @@ __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, R
 
   stage_residual(b, load_norm(p.norm), generation - 1);
   // Asked for here, needed behind the products.
-  float* const state = p.state + b.state_at + static_cast<size_t>(at.head) * kGdnHeadDim * kGdnHeadDim +
-                       at.part * kColumns + at.first_of_columns();
+  float* const state = p.state + b.state_at + state_place(at.head, 0, at.part * kColumns + at.first_of_columns());
   float4 st[kKeys];
 #pragma unroll
-  for (int i = 0; i < kKeys; ++i) st[i] = __ldcs(reinterpret_cast<const float4*>(state + at.key(i) * kGdnHeadDim));
+  for (int i = 0; i < kKeys; ++i) st[i] = __ldcs(reinterpret_cast<const float4*>(state + at.key(i) * kStateColumns));
   // Of the channel that a lane of warps 0 and 1 convolves.
   float* const tail = p.state + b.state_at + kStateFloats + at.first_column(at.warp & 1, b.program.z_column) + at.lane;
   float old[3] = {}, out_norm = 0;
@@ -231,7 +230,7 @@ __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, R
 #pragma unroll
   for (int i = 0; i < kKeys; ++i) {
     const float4 kept = make_float4(decay * st[i].x, decay * st[i].y, decay * st[i].z, decay * st[i].w);
-    __stcs(reinterpret_cast<float4*>(state + at.key(i) * kGdnHeadDim), fma4(change, k[at.key(i)], kept));
+    __stcs(reinterpret_cast<float4*>(state + at.key(i) * kStateColumns), fma4(change, k[at.key(i)], kept));
   }
 }
 

@@ -234,6 +234,27 @@ __device__ __forceinline__ void bulk_copy_part(void* to_shared, const void* from
 #endif
 }
 
+// Copies contiguous bytes (a multiple of 16) of shared memory to memory; behind fence_async_proxy() of whoever wrote them.
+__device__ __forceinline__ void bulk_store(void* to, const void* from_shared, uint32_t bytes) {
+#ifdef CALLA_WGMMA
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+               "r"(shared_address(from_shared)), "r"(bytes)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+// Waits until this thread's stores have read shared memory, or have been made.
+__device__ __forceinline__ void bulk_store_wait_read() {
+#ifdef CALLA_WGMMA
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void bulk_store_wait() {
+#ifdef CALLA_WGMMA
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+#endif
+}
+
 // Moves registers between the warpgroups of a block: a warpgroup's count becomes kRegisters a thread.
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
