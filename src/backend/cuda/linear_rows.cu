@@ -1,6 +1,6 @@
 // affine_rows: y[m][n] = or += sum_k w[n][k] x[m][k] for 2..32 rows, w packed 4- or 8-bit.
 //   Launch    one block a multiprocessor (fewer if there are fewer tiles), consumer warps and a producer warp
-//             (stream.cuh); a block takes a run of tiles of 16 outputs. 32 rows of 4096 inputs take two launches.
+//             (stream.cuh); a block takes every so-many-th tile of 16 outputs. 32 rows of 4096 inputs take two launches.
 //   Shared    a ring of tiles (9/16 x 16 K bytes each), the rows of x as they are (2 K bytes each, columns.cuh), sums.
 //   Moves     the weights once, K * 2 bytes of x a row and block (from L2). Bandwidth-bound: floor = bytes / peak.
 //   Numerics  a row's result does not depend on the other rows of the batch.
@@ -37,7 +37,9 @@ __global__ void __launch_bounds__(kStreamThreads, 1) affine_rows(LinearParams p)
   __shared__ uint64_t x_full;
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, r = lane / 4, q = lane % 4;
   const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
-  const int first = p.w.tiles * block / blocks, count = p.w.tiles * (block + 1) / blocks - first;
+  // Every blocks-th tile, so that the blocks read neighbouring memory at a time.
+  const int count = (p.w.tiles - block + blocks - 1) / blocks;
+  const auto tile_at = [&](int i) { return block + i * blocks; };
   const int chunks = p.w.padded_groups / kChunkGroups, k = chunks * kChunkInputs, x_row = k + kRowPad;
   auto* x = reinterpret_cast<__half*>(shared + p.slots * p.slot_bytes);
   const int groups_of_columns = (p.rows + kColumns - 1) / kColumns;
@@ -58,7 +60,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1) affine_rows(LinearParams p)
     const auto copy = [&](int i) {
       if (i >= p.slots) barrier_wait(&ring.empty[slot], parity);
       if (lane == 0) {
-        const auto tile = static_cast<size_t>(first + i);
+        const auto tile = static_cast<size_t>(tile_at(i));
         std::byte* to = shared + slot * p.slot_bytes;
         barrier_expect(&ring.full[slot], p.code_bytes + scale_bytes);
         bulk_copy_part(to, p.w.codes + tile * p.w.codes_per_tile(), p.code_bytes, &ring.full[slot]);
@@ -84,7 +86,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1) affine_rows(LinearParams p)
   const int tile_sums = chunks * groups_of_columns * kTileRows * kColumns, tile_outputs = kTileRows * p.rows;
   const auto output = [&](int i, int batch_first) -> float* {  // i = (tile, row, output), or null if it is padding
     const int tile = i / tile_outputs, row = i % tile_outputs / kTileRows;
-    const int n = (first + batch_first + tile) * kTileRows + i % kTileRows;
+    const int n = tile_at(batch_first + tile) * kTileRows + i % kTileRows;
     return n < p.columns ? p.out + row * p.out_stride + n : nullptr;
   };
   // What an added output adds to, read early for the first batch.

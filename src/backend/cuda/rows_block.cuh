@@ -118,6 +118,7 @@ struct BlockMemory {
   int state_slot[kMost];
   alignas(16) float residual[kMost][kTileRows];
   alignas(16) __half outgoing[kMost][kTileRows];
+  float norm[kTileRows];  // the next phase's, of the block's part of the residual row
   float squares[kWarps];  // of a residual row, two warps each
   size_t state_at[kMost];
   uint32_t rows_of[token::kExperts / 4];  // a byte an expert: bit r: row r chose it
@@ -315,14 +316,14 @@ struct ResidualPlace {
   __device__ __forceinline__ explicit ResidualPlace(int tid) : row(tid / kTileRows), output(tid % kTileRows) {}
   __device__ __forceinline__ int column() const { return static_cast<int>(blockIdx.x) * kTileRows + output; }
 };
-// The new value of a residual element, to its slot, and to all blocks unless no phase follows. `norm`: the next phase's.
-__device__ __forceinline__ void send_residual(const Block& b, const ResidualPlace& at, float value, float norm,
-                                              bool last, uint32_t tag) {
+// The new value of a residual element, to its slot, and to all blocks unless no phase follows (s.norm: its norm).
+__device__ __forceinline__ void send_residual(const Block& b, const ResidualPlace& at, float value, bool last,
+                                              uint32_t tag) {
   const int lane = b.lane, block = static_cast<int>(blockIdx.x);
   b.s.residual[at.row][at.output] = value;
   if (at.row < b.rows) b.program.a.residual[at.row * kHidden + at.column()] = value;
   if (last) return;
-  b.s.outgoing[at.row][at.output] = __float2half_rn(value * norm * (1 / kRowScale));
+  b.s.outgoing[at.row][at.output] = __float2half_rn(value * b.s.norm[at.output] * (1 / kRowScale));
   const float squares = sum_lanes<16>(value * value);
   __syncwarp();
   const int row = at.row / 2 * 2 + lane / 2;  // of lanes 0..3

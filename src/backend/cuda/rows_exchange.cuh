@@ -8,12 +8,17 @@ namespace calla::cuda::rows {
 using token::peek;
 using token::send;
 
-// Of each kind of word: turned over exactly when words of the kind are sent. All blocks count alike.
-struct RowsTags {
-  uint32_t residual, mixed, gdn, experts;
-  __device__ explicit RowsTags(uint32_t bits)
-      : residual(bits & 1), mixed(bits >> 1 & 1), gdn(bits >> 2 & 1), experts(bits >> 3 & 1) {}
-  __device__ uint32_t bits() const { return residual | mixed << 1 | gdn << 2 | experts << 3; }
+// The tag of each kind of word: turned over exactly when words of the kind are sent. All blocks count alike.
+enum class WordKind : uint32_t { kResidual, kMixed, kGdn, kExperts };
+class RowsTags {
+ public:
+  __device__ __forceinline__ explicit RowsTags(uint32_t bits) : bits_(bits) {}
+  __device__ __forceinline__ uint32_t bits() const { return bits_; }
+  __device__ __forceinline__ uint32_t of(WordKind kind) const { return bits_ >> static_cast<uint32_t>(kind) & 1; }
+  __device__ __forceinline__ void turn(WordKind kind) { bits_ ^= 1u << static_cast<uint32_t>(kind); }
+
+ private:
+  uint32_t bits_;
 };
 
 __device__ __forceinline__ uint32_t tagged(uint32_t part, uint32_t tag) { return (part & ~1u) | tag; }

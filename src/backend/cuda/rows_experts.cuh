@@ -2,7 +2,7 @@
 // The rows kernel's expert phase: RMSNorm, router, choice, gate and up projections with SwiGLU, down projections.
 //   Router  a block computes two logits of every row, a warp 128 inputs. Every block chooses, a warp a row, and makes the
 //           list of distinct experts, each with the rows that chose it.
-//   Shared  meanwhile the other half of the warps multiplies a tile of the shared expert and makes fixed point of the rows.
+//   Shared  meanwhile the other half of the warps multiplies a tile of the shared expert.
 //   Up      the tiles of all listed experts in a row, each to the block that is ready for it; two warps have a chunk of
 //           inputs.
 //   Down    a block takes the tile of its 16 outputs of all listed experts; a warp takes half of an expert's inputs.
@@ -128,7 +128,7 @@ __device__ __forceinline__ float hidden_unit(float gate, float up, float factor)
   return silu(factor * gate) * (factor * up) * kHiddenScale;
 }
 
-// Warps 8..15: the shared expert's tile, while the others choose; then the rows as fixed point, in the place of x.
+// Warps 8..15: the shared expert's tile, while the others choose.
 __device__ __forceinline__ void shared_up(const Block& b, RingPlace& ring, uint32_t tag) {
   constexpr int kHalf = kWarps / 2;
   const auto half_barrier = [] { asm volatile("bar.sync 10, %0;" ::"n"(kHalf * 32) : "memory"); };
@@ -139,16 +139,7 @@ __device__ __forceinline__ void shared_up(const Block& b, RingPlace& ring, uint3
     x.load(area.x + static_cast<uint32_t>(lane % 8) * row_bytes(kHidden), warp, lane);
     pass_slots(b, ring, 1, [&](int, const std::byte* slot) { multiply_unit(area.shared_units[warp], slot, warp, x, lane); });
   }
-  // A thread takes eight inputs of every row; eight neighbours hold a group.
-  uint4 v[kMost];
-#pragma unroll
-  for (int row = 0; row < kMost; ++row)
-    v[row] = *reinterpret_cast<const uint4*>(area.x + static_cast<uint32_t>(row) * row_bytes(kHidden) +
-                                             static_cast<uint32_t>(warp * 32 + lane) * 16);
-  half_barrier();  // x has been read, and all chunks' sums are there
-#pragma unroll
-  for (int row = 0; row < kMost; ++row)
-    if (row < b.rows) store_fixed(area.row(row), warp * 32 + lane, v[row]);
+  half_barrier();  // all chunks' sums are there
   if (warp != 0) return;
   const int row = block % 2 * (kMost / 2) + lane / 8, r = lane % 8;
   float gate = 0, up = 0;
@@ -163,6 +154,23 @@ __device__ __forceinline__ void shared_up(const Block& b, RingPlace& ring, uint3
   if (r == 0 && row < b.rows)
     send_tagged(&b.words.hidden[row * kChoices + kExpertsPerToken][shared_up_tile()],
                 *reinterpret_cast<const uint4*>(area.hidden[b.warp][lane / 8]), tag);
+}
+
+// The rows as fixed point, in the place of x, while the first tiles come: a thread takes eight inputs of four rows;
+// eight neighbours hold a group. Begins and ends with a barrier.
+__device__ __forceinline__ void make_fixed(const Block& b) {
+  UpArea& area = b.s.area.up;
+  constexpr int kEach = kMost / 2;
+  const int piece = b.tid % (kHidden / 8), first = b.tid / (kHidden / 8) * kEach;
+  uint4 v[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i)
+    v[i] = *reinterpret_cast<const uint4*>(area.x + static_cast<uint32_t>(first + i) * row_bytes(kHidden) +
+                                           static_cast<uint32_t>(piece) * 16);
+  consumer_barrier();  // x has been read
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) store_fixed(area.row(first + i), piece, v[i]);
+  consumer_barrier();
 }
 
 // A batch's hidden units: a warp has one column of its tiles (the batches take turns with the warps), a lane a unit; from
@@ -360,19 +368,19 @@ __device__ __forceinline__ void choose(const Block& b, uint32_t tag) {
   }
 }
 
-__device__ __forceinline__ void experts_phase(const Block& b, const TokenPhase& p, RingPlace& ring, float norm,
-                                              bool last, RowsTags& tags) {
+__device__ __forceinline__ void experts_phase(const Block& b, const TokenPhase& p, RingPlace& ring, bool last,
+                                              RowsTags& tags) {
   const int tid = b.tid, warp = b.warp, lane = b.lane;
   const int block = static_cast<int>(blockIdx.x);
   BlockMemory& s = b.s;
   UpArea& area = s.area.up;
-  tags.experts ^= 1;
+  tags.turn(WordKind::kExperts);
 
   RouterGroups router;
   router.load(p.router, warp, lane);
   const float own_norm = load_early(p.norm + block * kTileRows + tid % kTileRows);
   if (tid < token::kExperts / 4) s.rows_of[tid] = 0;
-  stage_residual(b, area.x, tags.residual);
+  stage_residual(b, area.x, tags.of(WordKind::kResidual));
   pair_barrier(warp);
   {
     const uint32_t address = operand_address(area.x + static_cast<uint32_t>(lane % 8) * row_bytes(kHidden), lane);
@@ -403,7 +411,7 @@ __device__ __forceinline__ void experts_phase(const Block& b, const TokenPhase& 
     four.z = __shfl_sync(0xffffffffu, total, lane * 4 + 2);
     four.w = __shfl_sync(0xffffffffu, total, lane * 4 + 3);
     if (lane < 4 && lane % 2 * 4 < b.rows)
-      send_tagged(&b.words.logits[2 * block + lane / 2][lane % 2], four, tags.experts);
+      send_tagged(&b.words.logits[2 * block + lane / 2][lane % 2], four, tags.of(WordKind::kExperts));
     if (which == 2 && row < b.rows) s.weights[row][kExpertsPerToken] = sigmoid(total);
   } else if (warp >= 4 && warp < 4 + kMost * kTileRows / 32) {
     const int row = tid / kTileRows - kMost, output = tid % kTileRows;
@@ -412,16 +420,15 @@ __device__ __forceinline__ void experts_phase(const Block& b, const TokenPhase& 
           __float2half_rn(s.residual[row][output] * own_norm * (row_factor(b, row) / kRowScale));
   }
   if (warp >= kWarps / 2) {
-    shared_up(b, ring, tags.experts);
+    shared_up(b, ring, tags.of(WordKind::kExperts));
   } else {
-    choose(b, tags.experts);
+    choose(b, tags.of(WordKind::kExperts));
     pass_slots(b, ring, 1, [](int, const std::byte*) {});
   }
+  make_fixed(b);
+  up_products(b, ring, tags.of(WordKind::kExperts));
   consumer_barrier();
-
-  up_products(b, ring, tags.experts);
-  consumer_barrier();
-  stage_hidden(b, tags.experts);
+  stage_hidden(b, tags.of(WordKind::kExperts));
   const int items = s.items.total;
   pass_slots(b, ring, down_slots(items), [&](int i, const std::byte* slot) {
     const int part = warp / kDownChunks % kDownItems, item = i * kDownItems + part;
@@ -431,7 +438,7 @@ __device__ __forceinline__ void experts_phase(const Block& b, const TokenPhase& 
   });
   consumer_barrier();
   if (b.tid == 0) s.first_tile += UpTiles(items).counted();  // the producer has read it, else there were no down slots
-  if (!last) tags.residual ^= 1;
+  if (!last) tags.turn(WordKind::kResidual);
   if (warp < kMost * kTileRows / 32) {
     const ResidualPlace at(b.tid);
     float total = 0;
@@ -441,7 +448,7 @@ __device__ __forceinline__ void experts_phase(const Block& b, const TokenPhase& 
       const auto& sums = s.area.down.h[at.row * kChoices + i].sums;
       total = fmaf(s.weights[at.row][i], sums[0][at.output] + sums[1][at.output], total);
     }
-    send_residual(b, at, s.residual[at.row][at.output] + total / kHiddenScale, norm, last, tags.residual);
+    send_residual(b, at, s.residual[at.row][at.output] + total / kHiddenScale, last, tags.of(WordKind::kResidual));
   }
 }
 

@@ -180,8 +180,8 @@ __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, R
   const int warp = b.warp, lane = b.lane, chunk = warp / 2;
   const GdnPlace at;
   GdnArea& area = b.s.area.gdn;
-  tags.gdn ^= 1;
-  tags.mixed ^= 1;
+  tags.turn(WordKind::kGdn);
+  tags.turn(WordKind::kMixed);
   const bool has_gates = warp == GateGroup::group() / kChunkGroups * 2;
   GateGroup gates;
   if (has_gates) gates.load(b.program, p, lane);
@@ -189,7 +189,7 @@ __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, R
   const int row = warp % kMost, span = warp / kMost;
   const int column = at.first_column(span, b.program.z_column) + lane;
   float* const tail = p.state + b.s.state_at[row] + kStateFloats + column;
-  stage_residual(b, area.x, tags.residual);
+  stage_residual(b, area.x, tags.of(WordKind::kResidual));
   // What is needed later and comes from far.
   float old[3] = {};
   float4 taps = make_float4(0, 0, 0, 0);
@@ -199,7 +199,7 @@ __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, R
     taps = load_early(reinterpret_cast<const float4*>(p.conv + column * 4));
   }
   pair_barrier(warp);
-  if (has_gates) gates.multiply_and_send(b, area.x, tags.gdn);
+  if (has_gates) gates.multiply_and_send(b, area.x, tags.of(WordKind::kGdn));
   {
     ChunkColumns x;
     x.load(area.x + static_cast<uint32_t>(lane % 8) * row_bytes(kHidden), chunk, lane);
@@ -224,7 +224,7 @@ __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, R
       four.y = __shfl_sync(0xffffffffu, c, lane * 4 + 1);
       four.z = __shfl_sync(0xffffffffu, c, lane * 4 + 2);
       four.w = __shfl_sync(0xffffffffu, c, lane * 4 + 3);
-      if (lane < 8) send_tagged(&b.words.qk[at.key_head][row][at.rank * 8 + lane], four, tags.gdn);
+      if (lane < 8) send_tagged(&b.words.qk[at.key_head][row][at.rank * 8 + lane], four, tags.of(WordKind::kGdn));
     } else {
       area.values[row][lane] = c;
       const float z = output(2);
@@ -237,11 +237,11 @@ __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, R
     projected[column] = out;
   }
   if (span == 0) {
-    receive_gates(b, p, at, tags.gdn);
+    receive_gates(b, p, at, tags.of(WordKind::kGdn));
   } else if (row < b.rows) {
     WideWord w[2];
     receive(
-        w, [&](int i) { return &b.words.qk[at.key_head][row][i * 32 + lane]; }, tags.gdn);
+        w, [&](int i) { return &b.words.qk[at.key_head][row][i * 32 + lane]; }, tags.of(WordKind::kGdn));
 #pragma unroll
     for (int i = 0; i < 2; ++i) reinterpret_cast<float4*>(area.qk[row])[i * 32 + lane] = as_floats(w[i]);
   }
@@ -250,7 +250,7 @@ __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, R
   for (int i = 0; i < b.rows; ++i) {
     wait_full(b, ring);
     const bool mine = i == warp / 2;
-    if (mine) recur(b, p, at, b.slot(ring.slot), last, tags.mixed);
+    if (mine) recur(b, p, at, b.slot(ring.slot), last, tags.of(WordKind::kMixed));
     __syncwarp();
     if (lane == 0) {
       if (mine) b.s.state_slot[i] = ring.slot;  // both warps of the pair the same

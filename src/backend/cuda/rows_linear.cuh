@@ -16,22 +16,32 @@ __device__ __forceinline__ uint32_t multiply_halves(uint32_t pair, __half2 facto
   return *reinterpret_cast<const uint32_t*>(&v);
 }
 
-// residual += W mixed: a block takes one tile, a warp one chunk of its 4096 inputs.
-__device__ __forceinline__ void out_phase(const Block& b, RingPlace& ring, float norm, bool last, RowsTags& tags) {
+// residual += W mixed: a block takes one tile, a warp one chunk of its 4096 inputs. The first phase of a program finds
+// `mixed` in its slot, another receives it.
+__device__ __forceinline__ void out_phase(const Block& b, RingPlace& ring, bool first, bool last, RowsTags& tags) {
   const int warp = b.warp, lane = b.lane;
   OutArea& area = b.s.area.out;
   const int piece = warp * 32 + lane, sender = warp * 8 + lane / 4;
   WideWord w[kMost];
   float squares[kMost];
-  receive(
-      w, [&](int row) { return row < b.rows ? &b.words.mixed[row][piece] : nullptr; }, squares,
-      [&](int row) { return &b.words.mixed_squares[row < b.rows ? row : 0][sender]; }, tags.mixed);
+  if (first) {
+#pragma unroll
+    for (int row = 0; row < kMost; ++row) {
+      const uint4 v = __ldcg(reinterpret_cast<const uint4*>(b.program.a.mixed) +
+                             static_cast<size_t>(row < b.rows ? row : 0) * (kMixed / 8) + piece);
+      w[row] = {v.x, v.y, v.z, v.w};
+      squares[row] = 0;
+    }
+  } else {
+    receive(
+        w, [&](int row) { return row < b.rows ? &b.words.mixed[row][piece] : nullptr; }, squares,
+        [&](int row) { return &b.words.mixed_squares[row < b.rows ? row : 0][sender]; }, tags.of(WordKind::kMixed));
+  }
 #pragma unroll
   for (int row = 0; row < kMost; ++row) {
     float total = squares[row] + __shfl_xor_sync(0xffffffffu, squares[row], 4);  // four senders have a head
     total += __shfl_xor_sync(0xffffffffu, total, 8);
-    const __half2 scale =
-        __float2half2_rn(squares[row] < 0 ? 1.0f : scale_of_squares(squares[row], total, b.program.eps));
+    const __half2 scale = __float2half2_rn(first ? 1.0f : scale_of_squares(squares[row], total, b.program.eps));
     const WideWord& v = w[row];
     *reinterpret_cast<uint4*>(area.x + static_cast<uint32_t>(row) * row_bytes(kMixed) + piece * 16) =
         make_uint4(multiply_halves(v.part[0], scale), multiply_halves(v.part[1], scale),
@@ -44,11 +54,11 @@ __device__ __forceinline__ void out_phase(const Block& b, RingPlace& ring, float
     if (warp / kChunks == i) multiply_unit(area.units[warp], slot, warp % kChunks, x, lane);
   });
   consumer_barrier();
-  if (!last) tags.residual ^= 1;
+  if (!last) tags.turn(WordKind::kResidual);
   if (warp < kMost * kTileRows / 32) {
     const ResidualPlace at(b.tid);
-    send_residual(b, at, b.s.residual[at.row][at.output] + sum_units<kWarps>(area.units, at.row, at.output), norm, last,
-                  tags.residual);
+    send_residual(b, at, b.s.residual[at.row][at.output] + sum_units<kWarps>(area.units, at.row, at.output), last,
+                  tags.of(WordKind::kResidual));
   }
 }
 
@@ -66,7 +76,7 @@ __device__ __forceinline__ void project_phase(const Block& b, const TokenPhase& 
   const int tid = b.tid, warp = b.warp, chunk = warp / 2;
   ProjectArea& area = b.s.area.project;
   const TileShare share(p.tiles);
-  stage_residual(b, area.x, tags.residual);
+  stage_residual(b, area.x, tags.of(WordKind::kResidual));
   pair_barrier(warp);
   ChunkColumns x;
   x.load(area.x + static_cast<uint32_t>(b.lane % 8) * row_bytes(kHidden), chunk, b.lane);

@@ -183,30 +183,22 @@ __device__ __forceinline__ void store_states(const TokenProgram& program, int ro
   bulk_store_wait();
 }
 
-// The norm's weight for what thread `tid` of warps 0..3 sends after phase `index`: the next phase's.
-__device__ __forceinline__ float next_norm(const Block& b, int index) {
-  if (index + 1 >= b.program.count || b.warp >= kMost * kTileRows / 32) return 0;
-  return load_early(b.program.phases[index + 1].norm + ResidualPlace(b.tid).column());
+// Leaves the norm of phase `index` for whoever sends it the residual row, in shared memory: a register would be put aside
+// for most of a phase. A barrier lies between in every phase.
+__device__ __forceinline__ void bring_norm(const Block& b, int index) {
+  if (index < b.program.count && b.tid < kTileRows && b.program.phases[index].norm != nullptr)
+    b.s.norm[b.tid] = b.program.phases[index].norm[static_cast<int>(blockIdx.x) * kTileRows + b.tid];
 }
 
-// What the first phase receives as the others do: the block's part of the rows that lie in their slots.
-__device__ __forceinline__ void send_slots(const Block& b, RowsTags& tags) {
-  const int warp = b.warp, lane = b.lane, block = static_cast<int>(blockIdx.x);
-  const TokenPhase& p = b.program.phases[0];
-  const bool mixed = p.kind == TokenPhaseKind::kOut;
-  (mixed ? tags.mixed : tags.residual) ^= 1;
-  if (warp < kMost * kTileRows / 32) {
-    const ResidualPlace at(b.tid);
-    const float v = at.row < b.rows ? __ldcg(b.program.a.residual + at.row * kHidden + at.column()) : 0.0f;
-    send_residual(b, at, v, mixed ? 0.0f : p.norm[at.column()], mixed, tags.residual);
-  } else if (warp == kMost * kTileRows / 32 && mixed) {
-    const int row = lane / 4;
-    if (row >= b.rows) return;
-    const uint4 v = __ldcg(reinterpret_cast<const uint4*>(b.program.a.mixed + static_cast<size_t>(row) * kMixed) +
-                           block * 4 + lane % 4);
-    send_tagged(&b.words.mixed[row][block * 4 + lane % 4], v, tags.mixed);
-    if (lane % 4 == 0) send_tagged(&b.words.mixed_squares[row][block], -1.0f, tags.mixed);
-  }
+// The block's part of the residual rows from their slots; to all blocks, if the first phase receives it. (kOut reads `mixed`
+// from its slot by itself.)
+__device__ __forceinline__ void begin(const Block& b, RowsTags& tags) {
+  const bool silent = b.program.phases[0].kind == TokenPhaseKind::kOut;
+  if (!silent) tags.turn(WordKind::kResidual);
+  if (b.warp >= kMost * kTileRows / 32) return;
+  const ResidualPlace at(b.tid);
+  const float v = at.row < b.rows ? __ldcg(b.program.a.residual + at.row * kHidden + at.column()) : 0.0f;
+  send_residual(b, at, v, silent, tags.of(WordKind::kResidual));
 }
 
 __global__ void __launch_bounds__(kThreads, 1)
@@ -244,13 +236,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   grid_dependency_wait();
   RowsTags tags(__ldcg(&words->tags));
   if (threadIdx.x == 0) s.first_tile = __ldcg(&words->first_tile);
-  send_slots(Block(program, rows, words, ring), tags);
+  {
+    const Block b(program, rows, words, ring);
+    bring_norm(b, 0);
+    consumer_barrier();
+    begin(b, tags);
+  }
   RingPlace at;
 #pragma unroll 1
   for (int i = 0; i < program.count; ++i) {
     const Block b(program, rows, words, ring);
     const TokenPhase& p = program.phases[i];
     const bool last = i + 1 == program.count;
+    bring_norm(b, i + 1);
     switch (p.kind) {
       case TokenPhaseKind::kGdn:
         gdn_phase(b, p, at, last, tags);
@@ -259,10 +257,10 @@ __global__ void __launch_bounds__(kThreads, 1)
         project_phase(b, p, at, tags);
         break;
       case TokenPhaseKind::kOut:
-        out_phase(b, at, next_norm(b, i), last, tags);
+        out_phase(b, at, i == 0, last, tags);
         break;
       case TokenPhaseKind::kExperts:
-        experts_phase(b, p, at, next_norm(b, i), last, tags);
+        experts_phase(b, p, at, last, tags);
         break;
     }
     consumer_barrier();  // the next phase uses the same memory

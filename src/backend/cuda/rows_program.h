@@ -21,7 +21,7 @@ struct RowsWords {
   WideWord hidden[rows::kMost * rows::kChoices][token::kExpertWidth / 8];  // eight fp16
   // 32 bits, a row's from each block.
   uint32_t squares[rows::kMost][token::kBlocks];        // of its part of the residual row
-  uint32_t mixed_squares[rows::kMost][token::kBlocks];  // of 32 of `mixed` before the gated RMSNorm; negative: it is done
+  uint32_t mixed_squares[rows::kMost][token::kBlocks];  // of 32 of `mixed` before the gated RMSNorm
   uint32_t tags;                                        // of the words as they are: a bit each kind (RowsTags)
   // Which of a phase's up tiles the next block takes (UpTiles), counted on from phase to phase; and where the next launch's
   // first phase starts to count.
