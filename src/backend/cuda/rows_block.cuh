@@ -113,7 +113,9 @@ struct Items {
 
 struct BlockMemory {
   alignas(128) Area area;
-  uint64_t full[kSlots], empty[kSlots], listed;
+  uint64_t full[kSlots], empty[kSlots];
+  uint64_t listed;  // the experts, for the producer
+  uint64_t calm;    // the logits have been received: no exchange for a while
   uint64_t updated[kMost];  // a row's part of the state, in its slot
   int state_slot[kMost];
   alignas(16) float residual[kMost][kTileRows];

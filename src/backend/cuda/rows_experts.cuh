@@ -346,6 +346,7 @@ __device__ __forceinline__ void choose(const Block& b, uint32_t tag) {
     area.logits[4 * i + 3][b.tid] = v.w;
   }
   half_barrier();
+  if (b.tid == 0) barrier_arrive(&s.calm);
   if (warp < b.rows) {
     const float* logits = area.logits[warp];
     const int id = choose_ids([&](int i) { return logits[i]; }, token::kExperts);

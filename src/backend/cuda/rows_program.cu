@@ -161,24 +161,30 @@ class Producer {
 };
 
 // The storer, one thread: sends the rows' new states back from their slots, which it passes for the two warps that have
-// used them.
+// used them. All blocks' states would hold up the two exchanges that follow, so only those go at once whose slots are needed
+// for the next weights; the others wait until the experts are being chosen.
 __device__ __forceinline__ void store_states(const TokenProgram& program, int rows, std::byte* ring, BlockMemory& s) {
-  uint32_t parity = 0;
+  constexpr int kNeeded = kOutSlots + 1;  // slots until then: of the output projection and of the shared expert
+  const int at_once = max(0, rows + kNeeded - kSlots);
+  uint32_t gdn_phases = 0, expert_phases = 0;
 #pragma unroll 1
   for (int i = 0; i < program.count; ++i) {
     const TokenPhase& p = program.phases[i];
+    expert_phases += p.kind == TokenPhaseKind::kExperts;
     if (p.kind != TokenPhaseKind::kGdn) continue;
+    const bool experts_follow = i + 2 < program.count;
     const size_t part = GdnPlace().state();
 #pragma unroll 1
     for (int row = 0; row < rows; ++row) {
-      barrier_wait(&s.updated[row], parity);
+      barrier_wait(&s.updated[row], gdn_phases & 1);
+      if (row == at_once && experts_follow) barrier_wait(&s.calm, expert_phases & 1);
       const int slot = s.state_slot[row];
       bulk_store(p.state + s.state_at[row] + part, ring + static_cast<uint32_t>(slot) * kSlotBytes, kStateBytes);
       bulk_store_wait_read();
       barrier_arrive(&s.empty[slot]);
       barrier_arrive(&s.empty[slot]);
     }
-    parity ^= 1;
+    ++gdn_phases;
   }
   bulk_store_wait();
 }
@@ -213,6 +219,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(&s.empty[i], kWarps);
     }
     barrier_init(&s.listed, 1);
+    barrier_init(&s.calm, 1);
 #pragma unroll 1
     for (uint64_t& updated : s.updated) barrier_init(&updated, 2);
     fence_async_proxy();
