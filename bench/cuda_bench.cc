@@ -509,7 +509,8 @@ int run(int argc, char** argv) {
   };
   if (arguments.command == "compare") return compare(arguments, number(0, 1));
   if (arguments.command == "stages") return bench_stages(arguments, number(0, 1), number(1, 4096)), 0;
-  std::fprintf(stderr, "usage: cuda_bench check|compare|golden DIR|decode|batch|prefill|stages [numbers] [--ablate NAME]\n");
+  std::fprintf(stderr,
+               "usage: cuda_bench check|compare|golden DIR|decode|batch|prefill|stages [numbers] [--ablate NAME]\n");
   return 2;
 }
 

@@ -2,8 +2,8 @@
 // CudaBackend: the stages of backend.h on an NVIDIA GPU.
 //
 // Reading order: layout.h (weights), step.h (what a step tells the kernels), this file, cuda_backend.cc (steps and their
-// recording), stages.cc (which kernel runs when), then the kernels: for decode token_program (one row of the
-// real shape), else linear_stream and linear_rows (before Hopper linear_decode), experts_stream and experts_rows (before Hopper experts_decode),
+// recording), stages.cc (which kernel runs when), then the kernels: for decode of the real shape token_program (one row)
+// and rows_program (several), else linear_stream and linear_rows (before Hopper linear_decode), experts_stream and experts_rows (before Hopper experts_decode),
 // gdn_decode, attention_rows; for prefill gemm, group_rows, gdn_prefill, attention_tiles; pick; plain for the rest.
 //
 // Forms. Few rows run through the decode kernels (memory-bound, weights read once for all rows): projections and experts up
@@ -27,9 +27,9 @@
 #include "backend/cuda/linear_decode.h"
 #include "backend/cuda/pick.h"
 #include "backend/cuda/profile.h"
+#include "backend/cuda/rows_program.h"
 #include "backend/cuda/state.h"
 #include "backend/cuda/step.h"
-#include "backend/cuda/rows_program.h"
 #include "backend/cuda/token_program.h"
 #include "backend/cuda/weights.h"
 
@@ -44,7 +44,7 @@ struct Mechanisms {
   bool fused_choice = true;      // the experts are chosen inside the expert kernels (decode)
   bool expert_list = true;       // an expert's weights are read once for the rows that chose it (7..32 rows)
   bool token_program = true;  // one row's stages, from layer to layer, as one kernel (decode, Hopper, the real shape)
-  bool rows_program = true;   // the same for two to eight sequences
+  bool rows_program = true;   // the same for two to 24 sequences
   bool fused_gdn = true;      // one kernel for a GDN token (decode)
   bool weight_stream = true;  // weights wait in shared memory for the activations (decode, Hopper); else in registers
   bool wgmma = true;          // prefill on tensor cores, experts grouped; else eight rows at a time (Hopper)
@@ -167,10 +167,12 @@ class CudaBackend final : public Backend {
   bool stream_experts(const ExpertsDecode& e) const {
     return mechanisms_.weight_stream && experts_stream_fit(device_, e);
   }
+  // Up to here programs of eight rows each are faster than a kernel a stage for all rows.
+  static constexpr int kMostProgramRows = 24;
   // One row, or one of each of a few sequences, of the shape that the programs are written for.
   bool in_program() const {
     if (step_.rows == 1) return token_words_.size() > 0;
-    return step_.rows == step_.sequence_count && step_.rows <= rows::kMost && rows_words_.size() > 0;
+    return step_.rows == step_.sequence_count && step_.rows <= kMostProgramRows && rows_words_.size() > 0;
   }
   TokenPhase& add_phase(TokenPhaseKind kind, double bytes);
   void run_program();  // what has been put off into it

@@ -24,12 +24,7 @@ inline constexpr int kConsumerRegisters = 112, kOtherRegisters = 32;
 inline constexpr int kSlots = 8;
 // Slots on their way at a time: as many as keep memory busy while the experts' weights come; fewer while the blocks exchange
 // activations, which would queue up behind them.
-#ifndef CALLA_BUSY
-#define CALLA_BUSY 3
-#define CALLA_QUIET 2
-#define CALLA_STATES 6
-#endif
-inline constexpr int kInFlightBusy = CALLA_BUSY, kInFlight = CALLA_QUIET, kInFlightStates = CALLA_STATES;
+inline constexpr int kInFlight = 2, kInFlightExperts = 3, kInFlightStates = 6;
 inline constexpr int kGroups = kHidden / kGroup, kChunks = kGroups / kChunkGroups, kChunkInputs = kChunkGroups * kGroup;
 inline constexpr uint32_t kGroupCodes = 512, kGroupScales = 64;  // bytes of a tile's group
 inline constexpr uint32_t kSlotCodes = kGroups * kGroupCodes, kSlotScales = kGroups * kGroupScales;
@@ -114,8 +109,8 @@ struct Items {
 struct BlockMemory {
   alignas(128) Area area;
   uint64_t full[kSlots], empty[kSlots];
-  uint64_t listed;  // the experts, for the producer
-  uint64_t calm;    // the logits have been received: no exchange for a while
+  uint64_t listed;          // the experts, for the producer
+  uint64_t calm;            // the logits have been received: no exchange for a while
   uint64_t updated[kMost];  // a row's part of the state, in its slot
   int state_slot[kMost];
   alignas(16) float residual[kMost][kTileRows];
@@ -127,8 +122,8 @@ struct BlockMemory {
   int16_t ids[kMost][kExpertsPerToken];
   float weights[kMost][kChoices];
   Items items;
-  uint32_t first_tile;     // where the phase starts to count its up tiles
-  int tile_of[kSlots];     // which up tile a slot has
+  uint32_t first_tile;  // where the phase starts to count its up tiles
+  int tile_of[kSlots];  // which up tile a slot has
 };
 inline constexpr size_t kSharedBytes = size_t{kSlots} * kSlotBytes + sizeof(BlockMemory);
 static_assert(kSharedBytes <= 232448, "what a block may take");
@@ -144,14 +139,16 @@ struct RingPlace {
 
 struct Block {
   const TokenProgram& program;
-  int rows;
+  int first_row, rows;  // of the step: the program's
   RowsWords& words;
   std::byte* ring;
   BlockMemory& s;
   int tid, warp, lane;
 
-  __device__ __forceinline__ Block(const TokenProgram& program, int rows, RowsWords* words, std::byte* ring)
+  __device__ __forceinline__ Block(const TokenProgram& program, int first_row, int rows, RowsWords* words,
+                                   std::byte* ring)
       : program(program),
+        first_row(first_row),
         rows(rows),
         words(*words),
         ring(ring),
@@ -162,6 +159,10 @@ struct Block {
     asm volatile("" : "+r"(tid));
     warp = __shfl_sync(0xffffffffu, tid / 32, 0);  // known to be the same in all lanes
     lane = tid % 32;
+  }
+  // Where row `row` of the program lies in a slot of so many elements a row.
+  __device__ __forceinline__ size_t at(int row, int width) const {
+    return static_cast<size_t>(first_row + row) * static_cast<size_t>(width);
   }
   __device__ __forceinline__ std::byte* slot(int i) const { return ring + static_cast<uint32_t>(i) * kSlotBytes; }
 };
@@ -285,7 +286,10 @@ __device__ __forceinline__ float load_early(const float* from) {
 }
 __device__ __forceinline__ float4 load_early(const float4* from) {
   float4 v;
-  asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from) : "memory");
+  asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(from)
+               : "memory");
   return v;
 }
 
@@ -323,7 +327,7 @@ __device__ __forceinline__ void send_residual(const Block& b, const ResidualPlac
                                               uint32_t tag) {
   const int lane = b.lane, block = static_cast<int>(blockIdx.x);
   b.s.residual[at.row][at.output] = value;
-  if (at.row < b.rows) b.program.a.residual[at.row * kHidden + at.column()] = value;
+  if (at.row < b.rows) b.program.a.residual[b.at(at.row, kHidden) + at.column()] = value;
   if (last) return;
   b.s.outgoing[at.row][at.output] = __float2half_rn(value * b.s.norm[at.output] * (1 / kRowScale));
   const float squares = sum_lanes<16>(value * value);

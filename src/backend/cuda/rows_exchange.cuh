@@ -27,8 +27,8 @@ __device__ __forceinline__ void send_tagged(WideWord* to, uint4 v, uint32_t tag)
   send(to, WideWord{v.x, v.y, v.z, tagged(v.w, tag)});
 }
 __device__ __forceinline__ void send_tagged(WideWord* to, float4 v, uint32_t tag) {
-  send_tagged(to,
-              make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)), tag);
+  send_tagged(to, make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)),
+              tag);
 }
 __device__ __forceinline__ float4 as_floats(const WideWord& w) {
   return make_float4(__uint_as_float(w.part[0]), __uint_as_float(w.part[1]), __uint_as_float(w.part[2]),
@@ -74,7 +74,8 @@ __device__ __forceinline__ void receive(WideWord (&w)[kCount], const At& at, uin
 }
 __device__ __forceinline__ WideWord receive(const WideWord* from, uint32_t tag) {
   WideWord w[1];
-  receive(w, [&](int) { return from; }, tag);
+  receive(
+      w, [&](int) { return from; }, tag);
   return w[0];
 }
 // Single numbers, and words beside them.

@@ -59,7 +59,8 @@ struct RouterGroups {
 __device__ __forceinline__ void store_fixed(const FixedRow& to, int piece, uint4 v) {
   const __half2 h[4] = {*reinterpret_cast<const __half2*>(&v.x), *reinterpret_cast<const __half2*>(&v.y),
                         *reinterpret_cast<const __half2*>(&v.z), *reinterpret_cast<const __half2*>(&v.w)};
-  const __half2 most = __hmax2_nan(__hmax2_nan(__habs2(h[0]), __habs2(h[1])), __hmax2_nan(__habs2(h[2]), __habs2(h[3])));
+  const __half2 most =
+      __hmax2_nan(__hmax2_nan(__habs2(h[0]), __habs2(h[1])), __hmax2_nan(__habs2(h[2]), __habs2(h[3])));
   float top = __half2float(__hmax_nan(__low2half(most), __high2half(most)));
 #pragma unroll
   for (int offset = 1; offset < 8; offset *= 2) top = max_or_nan(top, __shfl_xor_sync(0xffffffffu, top, offset));
@@ -137,7 +138,8 @@ __device__ __forceinline__ void shared_up(const Block& b, RingPlace& ring, uint3
   {
     ChunkColumns x;
     x.load(area.x + static_cast<uint32_t>(lane % 8) * row_bytes(kHidden), warp, lane);
-    pass_slots(b, ring, 1, [&](int, const std::byte* slot) { multiply_unit(area.shared_units[warp], slot, warp, x, lane); });
+    pass_slots(b, ring, 1,
+               [&](int, const std::byte* slot) { multiply_unit(area.shared_units[warp], slot, warp, x, lane); });
   }
   half_barrier();  // all chunks' sums are there
   if (warp != 0) return;
@@ -268,7 +270,8 @@ __device__ __forceinline__ void multiply_down_two(const Block& b, int first, int
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float own = q < 2 ? (q == 0 ? c[0][i] : c[1][i]) : (q == 2 ? c[2][i] : c[3][i]);
-    sums[i] = sum_lanes<4>(fmaf(i < 2 ? low : high, own, (i < 2 ? low_bias : high_bias) * (i % 2 == 0 ? row_sum.x : row_sum.y)));
+    sums[i] = sum_lanes<4>(
+        fmaf(i < 2 ? low : high, own, (i < 2 ? low_bias : high_bias) * (i % 2 == 0 ? row_sum.x : row_sum.y)));
   }
   __syncwarp();  // this half of the rows has been read
   if (q == 0) {
@@ -277,8 +280,8 @@ __device__ __forceinline__ void multiply_down_two(const Block& b, int first, int
   }
 }
 // For up to eight rows: a column each.
-__device__ __forceinline__ void multiply_down_many(const Block& b, const uint8_t (&entries)[kMost], int count, int chunk,
-                                                   const std::byte* codes, const std::byte* scales) {
+__device__ __forceinline__ void multiply_down_many(const Block& b, const uint8_t (&entries)[kMost], int count,
+                                                   int chunk, const std::byte* codes, const std::byte* scales) {
   const int lane = b.lane, r = lane / 4, q = lane % 4;
   HiddenRow(&h)[kMost * kChoices] = b.s.area.down.h;
   const auto entry = [&](int column) { return entries[column < count ? column : 0]; };
@@ -356,9 +359,9 @@ __device__ __forceinline__ void choose(const Block& b, uint32_t tag) {
       s.weights[warp][lane] = weight;
       atomicOr(&s.rows_of[id / 4], 1u << (id % 4 * 8 + warp));
       if (blockIdx.x == 0) {
-        b.program.a.expert_ids[warp * kExpertsPerToken + lane] = id;
-        b.program.a.expert_weights[warp * kExpertsPerToken + lane] = weight;
-        if (lane == 0) b.program.a.shared_gate[warp] = s.weights[warp][kExpertsPerToken];
+        b.program.a.expert_ids[b.at(warp, kExpertsPerToken) + lane] = id;
+        b.program.a.expert_weights[b.at(warp, kExpertsPerToken) + lane] = weight;
+        if (lane == 0) b.program.a.shared_gate[b.at(warp, 1)] = s.weights[warp][kExpertsPerToken];
       }
     }
   }
@@ -417,7 +420,7 @@ __device__ __forceinline__ void experts_phase(const Block& b, const TokenPhase& 
   } else if (warp >= 4 && warp < 4 + kMost * kTileRows / 32) {
     const int row = tid / kTileRows - kMost, output = tid % kTileRows;
     if (row < b.rows)
-      b.program.a.moe_input[row * kHidden + block * kTileRows + output] =
+      b.program.a.moe_input[b.at(row, kHidden) + block * kTileRows + output] =
           __float2half_rn(s.residual[row][output] * own_norm * (row_factor(b, row) / kRowScale));
   }
   if (warp >= kWarps / 2) {
@@ -444,8 +447,7 @@ __device__ __forceinline__ void experts_phase(const Block& b, const TokenPhase& 
     const ResidualPlace at(b.tid);
     float total = 0;
 #pragma unroll
-    for (int i = 0; i < kChoices; ++i)
-{
+    for (int i = 0; i < kChoices; ++i) {
       const auto& sums = s.area.down.h[at.row * kChoices + i].sums;
       total = fmaf(s.weights[at.row][i], sums[0][at.output] + sums[1][at.output], total);
     }

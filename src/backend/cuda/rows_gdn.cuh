@@ -79,7 +79,8 @@ __device__ __forceinline__ void receive_gates(const Block& b, const TokenPhase& 
     area.decay[row] = expf(-rate * softplus);
   }
   if (at.part == 0)
-    b.program.a.projected[row * b.program.projected_width + (is_b ? b.program.b_column : b.program.a_column) + at.head] =
+    b.program.a
+        .projected[b.at(row, b.program.projected_width) + (is_b ? b.program.b_column : b.program.a_column) + at.head] =
         gate;
 }
 
@@ -95,8 +96,8 @@ __device__ __forceinline__ float4 add_lane(float4 v, int offset) {
 }
 
 // The delta rule on a row's columns of the state, by a pair of warps, in place: a slot is [key][32 columns].
-__device__ __forceinline__ void recur(const Block& b, const TokenPhase& p, const GdnPlace& at, std::byte* slot, bool last,
-                                      uint32_t tag) {
+__device__ __forceinline__ void recur(const Block& b, const TokenPhase& p, const GdnPlace& at, std::byte* slot,
+                                      bool last, uint32_t tag) {
   constexpr int kKeys = kGdnHeadDim / 2 / 4;  // of a thread, every fourth of its warp's
   const int warp = b.warp, lane = b.lane, row = warp / 2;
   const int quad = lane % 8, first_key = warp % 2 * (kGdnHeadDim / 2) + lane / 8;
@@ -137,13 +138,11 @@ __device__ __forceinline__ void recur(const Block& b, const TokenPhase& p, const
   // The change of a column along k before its l2 norm, and its read-out.
   const float4 value = reinterpret_cast<const float4*>(area.values[row])[quad];
   const float step = k_scale * beta, keep = -decay * k_scale;
-  const float4 change =
-      make_float4(step * fmaf(keep, memory_sum.x, value.x), step * fmaf(keep, memory_sum.y, value.y),
-                  step * fmaf(keep, memory_sum.z, value.z), step * fmaf(keep, memory_sum.w, value.w));
-  const float4 out = make_float4(q_scale * fmaf(decay, out_sum.x, kq * change.x),
-                                 q_scale * fmaf(decay, out_sum.y, kq * change.y),
-                                 q_scale * fmaf(decay, out_sum.z, kq * change.z),
-                                 q_scale * fmaf(decay, out_sum.w, kq * change.w));
+  const float4 change = make_float4(step * fmaf(keep, memory_sum.x, value.x), step * fmaf(keep, memory_sum.y, value.y),
+                                    step * fmaf(keep, memory_sum.z, value.z), step * fmaf(keep, memory_sum.w, value.w));
+  const float4 out =
+      make_float4(q_scale * fmaf(decay, out_sum.x, kq * change.x), q_scale * fmaf(decay, out_sum.y, kq * change.y),
+                  q_scale * fmaf(decay, out_sum.z, kq * change.z), q_scale * fmaf(decay, out_sum.w, kq * change.w));
   const float squares = sum_lanes<8>(out.x * out.x + out.y * out.y + out.z * out.z + out.w * out.w);
   const float scale = rsqrtf(squares / kColumns + kLocalEps);
   const float4 z = reinterpret_cast<const float4*>(area.z_gates[row])[quad];
@@ -160,7 +159,7 @@ __device__ __forceinline__ void recur(const Block& b, const TokenPhase& p, const
           other, [&](int) { return &b.words.mixed_squares[row][block / 4 * 4 + lane % 4]; }, tag);
       const __half2 factor = __float2half2_rn(scale_of_squares(squares, sum_lanes<4>(other[0]), b.program.eps));
       if (lane < 8 && lane % 2 == 0)
-        *reinterpret_cast<uint4*>(b.program.a.mixed + static_cast<size_t>(row) * kMixed + block * kColumns + lane * 4) =
+        *reinterpret_cast<uint4*>(b.program.a.mixed + b.at(row, kMixed) + block * kColumns + lane * 4) =
             make_uint4(multiply_halves(word.x, factor), multiply_halves(word.y, factor),
                        multiply_halves(word.z, factor), multiply_halves(word.w, factor));
     }
@@ -215,7 +214,7 @@ __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, R
     const auto output = [&](int of) {
       return factor * sum_units<kChunks>(area.units[of * 2 + lane / kTileRows], row, lane % kTileRows);
     };
-    float* const projected = b.program.a.projected + row * b.program.projected_width;
+    float* const projected = b.program.a.projected + b.at(row, b.program.projected_width);
     const float out = output(span);
     const float c = silu(taps.x * old[0] + taps.y * old[1] + taps.z * old[2] + taps.w * out);
     if (span == 0) {

@@ -27,8 +27,8 @@ __device__ __forceinline__ void out_phase(const Block& b, RingPlace& ring, bool 
   if (first) {
 #pragma unroll
     for (int row = 0; row < kMost; ++row) {
-      const uint4 v = __ldcg(reinterpret_cast<const uint4*>(b.program.a.mixed) +
-                             static_cast<size_t>(row < b.rows ? row : 0) * (kMixed / 8) + piece);
+      const uint4 v =
+          __ldcg(reinterpret_cast<const uint4*>(b.program.a.mixed) + b.at(row < b.rows ? row : 0, kMixed / 8) + piece);
       w[row] = {v.x, v.y, v.z, v.w};
       squares[row] = 0;
     }
@@ -87,7 +87,7 @@ __device__ __forceinline__ void project_phase(const Block& b, const TokenPhase& 
   const int outputs = share.count * kTileRows, width = p.tiles * kTileRows;
   for (int i = tid; i < outputs * b.rows; i += kWorkers) {
     const int row = i / outputs, output = i % outputs;
-    b.program.a.projected[row * width + share.first * kTileRows + output] =
+    b.program.a.projected[b.at(row, width) + share.first * kTileRows + output] =
         row_factor(b, row) * sum_units<kChunks>(area.units[output / kTileRows], row, output % kTileRows);
   }
 }

@@ -7,10 +7,12 @@
 //             Every exchange is with all blocks but that of q and k, so when a block writes a word anew, everyone has
 //             read the one before.
 //   Shared    8 slots of 18 KiB, 82 KiB besides.
-//   Moves     the phases' weights once, the chosen experts' once, the GDN states in and out; at most 210 KB of words a
+//   Moves     the phases' weights once, the chosen experts' once, the shared expert's gate and up twice, the GDN states in
+//             and out; at most 210 KB of words a
 //             layer and block, from L2.
-//   Numerics  products in fp16 with fp32 sums, the rest in fp32; sums in a fixed order. A row's result depends neither on
-//             its place nor on the other rows.
+//   Numerics  products in fp16 with fp32 sums, those of the up projections of the row as 16-bit fixed point, the rest in
+//             fp32; sums in a fixed order. A row's place does not matter; of the other rows only how many chose the same
+//             expert does, by which way its down projection's fp32 sums are added up.
 #include "backend/cuda/rows_experts.cuh"
 #include "backend/cuda/rows_gdn.cuh"
 #include "backend/cuda/rows_linear.cuh"
@@ -24,7 +26,7 @@ class Producer {
  public:
   __device__ Producer(const Block& b) : b_(b), lane_(b.lane) {
     if (lane_ < b.rows)
-      state_at_ = static_cast<size_t>(b.program.sequence[lane_].slot) * b.program.slot_floats;
+      state_at_ = static_cast<size_t>(b.program.sequence[b.first_row + lane_].slot) * b.program.slot_floats;
   }
 
   __device__ void run(int index) {
@@ -80,15 +82,18 @@ class Producer {
       std::byte* to = b_.slot(at.slot);
       const size_t group = static_cast<size_t>(index) * kGroups;
       barrier_expect(full, kSlotBytes);
-      bulk_copy_part(to, w.codes + group * 32, kSlotCodes, full);
-      bulk_copy_part(to + kSlotCodes, w.scales + group * 8, kSlotScales, full);
+      bulk_copy_part(to, w.codes + group * 32, kSlotCodes, full, read_once_);
+      bulk_copy_part(to + kSlotCodes, w.scales + group * 8, kSlotScales, full, read_once_);
     }
     __syncwarp();
   }
   // The block's part of a row's state.
   __device__ __forceinline__ void state(const float* from) {
     const RingPlace at = take();
-    if (lane_ == 0) bulk_copy(b_.slot(at.slot), from, kStateBytes, &b_.s.full[at.slot]);
+    if (lane_ == 0) {
+      barrier_expect(&b_.s.full[at.slot], kStateBytes);
+      bulk_copy_part(b_.slot(at.slot), from, kStateBytes, &b_.s.full[at.slot], read_once_);
+    }
     __syncwarp();
   }
   __device__ __forceinline__ void up_tiles(const TokenPhase& p, const Items& items) {
@@ -103,7 +108,8 @@ class Producer {
     };
     ask();
 #pragma unroll 1
-    for (int index = static_cast<int>(blockIdx.x); index < min(tiles.total, UpTiles::kGiven * kBlocks); index += kBlocks)
+    for (int index = static_cast<int>(blockIdx.x); index < min(tiles.total, UpTiles::kGiven * kBlocks);
+         index += kBlocks)
       fill(index);
 #pragma unroll 1
     while (true) {
@@ -125,7 +131,7 @@ class Producer {
     barrier_wait(&b_.s.listed, listed_parity_);
     listed_parity_ ^= 1;
     const Items& items = b_.s.items;
-    in_flight_ = kInFlightBusy;
+    in_flight_ = kInFlightExperts;
     up_tiles(p, items);
     const int total = items.total;
 #pragma unroll 1
@@ -139,12 +145,11 @@ class Producer {
       if (lane_ < count) {
         const int expert = items.expert[first + lane_];
         const TokenMatrix& w = expert < 0 ? p.shared_down : p.down;
-        const size_t group =
-            (static_cast<size_t>(max(expert, 0)) * kBlocks + static_cast<size_t>(block)) * kDownGroups;
+        const size_t group = (static_cast<size_t>(max(expert, 0)) * kBlocks + static_cast<size_t>(block)) * kDownGroups;
         bulk_copy_part(to + static_cast<uint32_t>(lane_) * (kDownGroups * kGroupCodes), w.codes + group * 32,
-                       kDownGroups * kGroupCodes, full);
+                       kDownGroups * kGroupCodes, full, read_once_);
         bulk_copy_part(to + kSlotCodes + static_cast<uint32_t>(lane_) * (kDownGroups * kGroupScales),
-                       w.scales + group * 8, kDownGroups * kGroupScales, full);
+                       w.scales + group * 8, kDownGroups * kGroupScales, full, read_once_);
       }
       __syncwarp();
     }
@@ -156,6 +161,9 @@ class Producer {
   size_t state_at_ = 0;  // of row `lane`
   int filled_ = 0, landed_count_ = 0, in_flight_ = kInFlight;
   uint32_t listed_parity_ = 0;
+  // Weights stream past L2, which keeps what is read again: the words, the code, and new states until it is their time to be
+  // written to memory.
+  uint64_t read_once_ = read_once_policy();
   RingPlace at_;
   RingPlace landed_;  // the oldest slot that may still be on its way
 };
@@ -203,12 +211,12 @@ __device__ __forceinline__ void begin(const Block& b, RowsTags& tags) {
   if (!silent) tags.turn(WordKind::kResidual);
   if (b.warp >= kMost * kTileRows / 32) return;
   const ResidualPlace at(b.tid);
-  const float v = at.row < b.rows ? __ldcg(b.program.a.residual + at.row * kHidden + at.column()) : 0.0f;
+  const float v = at.row < b.rows ? __ldcg(b.program.a.residual + b.at(at.row, kHidden) + at.column()) : 0.0f;
   send_residual(b, at, v, silent, tags.of(WordKind::kResidual));
 }
 
 __global__ void __launch_bounds__(kThreads, 1)
-    rows_program_kernel(const __grid_constant__ TokenProgram program, int rows, RowsWords* words) {
+    rows_program_kernel(const __grid_constant__ TokenProgram program, int first_row, int rows, RowsWords* words) {
   extern __shared__ __align__(128) std::byte ring[];
   BlockMemory& s = *reinterpret_cast<BlockMemory*>(ring + kSlots * kSlotBytes);
   launch_dependents();
@@ -225,14 +233,15 @@ __global__ void __launch_bounds__(kThreads, 1)
     fence_async_proxy();
   }
   if (static_cast<int>(threadIdx.x) < rows)
-    s.state_at[threadIdx.x] = static_cast<size_t>(program.sequence[threadIdx.x].slot) * program.slot_floats;
+    s.state_at[threadIdx.x] =
+        static_cast<size_t>(program.sequence[first_row + static_cast<int>(threadIdx.x)].slot) * program.slot_floats;
   __syncthreads();
   if (threadIdx.x >= kWorkers) {
     give_registers<kOtherRegisters>();
     if (threadIdx.x == kWorkers + 32) store_states(program, rows, ring, s);
     if (threadIdx.x >= kWorkers + 32) return;
     // Weights and states depend on nothing, up to the choice of experts, which the consumers announce.
-    const Block b(program, rows, words, ring);
+    const Block b(program, first_row, rows, words, ring);
     Producer producer(b);
 #pragma unroll 1
     for (int i = 0; i < program.count; ++i) producer.run(i);
@@ -244,7 +253,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   RowsTags tags(__ldcg(&words->tags));
   if (threadIdx.x == 0) s.first_tile = __ldcg(&words->first_tile);
   {
-    const Block b(program, rows, words, ring);
+    const Block b(program, first_row, rows, words, ring);
     bring_norm(b, 0);
     consumer_barrier();
     begin(b, tags);
@@ -252,7 +261,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   RingPlace at;
 #pragma unroll 1
   for (int i = 0; i < program.count; ++i) {
-    const Block b(program, rows, words, ring);
+    const Block b(program, first_row, rows, words, ring);
     const TokenPhase& p = program.phases[i];
     const bool last = i + 1 == program.count;
     bring_norm(b, i + 1);
@@ -294,11 +303,11 @@ bool rows_program_runs(const DeviceInfo& device) {
   return blocks * device.multiprocessors >= token::kBlocks;
 }
 
-void run_rows_program(const Launch& launch, const TokenProgram& program, int rows, RowsWords* words) {
+void run_rows_program(const Launch& launch, const TokenProgram& program, int first_row, int rows, RowsWords* words) {
   check(program.count > 0 && program.count <= kMostTokenPhases, "a program of a fitting length");
   check(rows >= 2 && rows <= rows::kMost, "rows of a program");
   launch_kernel(launch, rows::rows_program_kernel, dim3(token::kBlocks), rows::kThreads, rows::kSharedBytes, 1, program,
-                rows, words);
+                first_row, rows, words);
 }
 
 }  // namespace calla::cuda

@@ -1,5 +1,6 @@
 #pragma once
-// A step of two to eight sequences as one kernel between attentions (rows_program.cu): the token program's sister.
+// A step of two to eight sequences as one kernel between attentions (rows_program.cu): the token program's sister, of the
+// same phases.
 #include "backend/cuda/token_program.h"
 
 namespace calla::cuda {
@@ -16,8 +17,8 @@ struct RowsWords {
   WideWord mixed[rows::kMost][token::kMixed / 8];      // eight fp16
   WideWord qk[token::kKeyHeads][rows::kMost][2 * kGdnHeadDim / 4];  // four fp32
   // Sums over one group of inputs: of outputs 2 r and 2 r + 1 of a tile of a and b, rows 2 q and 2 q + 1.
-  WideWord gates[4][kTileRows / 2][4][token::kHidden / kGroup];  // [tile][r][q][group]
-  WideWord logits[token::kExperts][2];                           // of four rows
+  WideWord gates[4][kTileRows / 2][4][token::kHidden / kGroup];            // [tile][r][q][group]
+  WideWord logits[token::kExperts][2];                                     // of four rows
   WideWord hidden[rows::kMost * rows::kChoices][token::kExpertWidth / 8];  // eight fp16
   // 32 bits, a row's from each block.
   uint32_t squares[rows::kMost][token::kBlocks];        // of its part of the residual row
@@ -28,8 +29,10 @@ struct RowsWords {
   uint32_t next_tile, first_tile;
 };
 
-// As the token program; `program.sequence`, `program.a` and `words` are the first row's.
+// True if all blocks of the kernel run at once, without which it would not end. (What fits the token program fits this one.)
 bool rows_program_runs(const DeviceInfo& device);
-void run_rows_program(const Launch& launch, const TokenProgram& program, int rows, RowsWords* words);
+// As run_token_program, for rows [first_row, first_row + rows) of the step, 2 <= rows <= rows::kMost. `words` serve programs
+// of this many rows only, because their tags count on from launch to launch.
+void run_rows_program(const Launch& launch, const TokenProgram& program, int first_row, int rows, RowsWords* words);
 
 }  // namespace calla::cuda

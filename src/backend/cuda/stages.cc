@@ -62,7 +62,12 @@ void CudaBackend::run_program() {
     program_.words = token_words_.data();
     run_token_program(launch_, program_);
   } else {
-    run_rows_program(launch_, program_, step_.rows, rows_words_.data() + (step_.rows - 2));
+    // More rows than a program takes go through several, shared out evenly.
+    const int parts = (step_.rows + rows::kMost - 1) / rows::kMost;
+    for (int part = 0; part < parts; ++part) {
+      const int first = step_.rows * part / parts, rows = step_.rows * (part + 1) / parts - first;
+      run_rows_program(launch_, program_, first, rows, rows_words_.data() + (rows - 2));
+    }
   }
   program_.count = 0;
 }

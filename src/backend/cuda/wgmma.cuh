@@ -234,6 +234,25 @@ __device__ __forceinline__ void bulk_copy_part(void* to_shared, const void* from
 #endif
 }
 
+// The same for what is read once: its lines leave L2 before all others.
+__device__ __forceinline__ uint64_t read_once_policy() {
+  uint64_t policy = 0;
+#ifdef CALLA_WGMMA
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#endif
+  return policy;
+}
+__device__ __forceinline__ void bulk_copy_part(void* to_shared, const void* from, uint32_t bytes, uint64_t* barrier,
+                                               uint64_t policy) {
+#ifdef CALLA_WGMMA
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(shared_address(to_shared)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+#endif
+}
+
 // Copies contiguous bytes (a multiple of 16) of shared memory to memory; behind fence_async_proxy() of whoever wrote them.
 __device__ __forceinline__ void bulk_store(void* to, const void* from_shared, uint32_t bytes) {
 #ifdef CALLA_WGMMA
