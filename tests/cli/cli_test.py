@@ -314,7 +314,7 @@ class Tools(unittest.TestCase):
                 if number != signal.SIGKILL:
                     self.assertEqual(process.returncode, 130)
                     self.assertEqual(os.listdir(folder), [])
-            self.assertEqual(len(os.listdir(folder)), 1)  # what the killed one left
+            self.assertNotEqual(os.listdir(folder), [])  # what the killed one left
             calla("make-checkpoint", "--shape", "calla-tiny", "--layers", "1", out)
             self.assertEqual(os.listdir(folder), ["made"])
 
