@@ -22,7 +22,10 @@ BackendInfo choose_backend(const std::string& name) {
     known += (known.empty() ? "" : ", ") + info.name;
     if (name == "auto" ? info.software : name != info.name) continue;
     if (info.available) return info;
-    if (name != "auto") throw UsageError("backend '" + name + "' is not available: " + info.reason);
+    if (name == "auto") continue;
+    const std::string message = "backend '" + name + "' is not available: " + info.reason;
+    if (info.built) throw DeviceError(message);
+    throw UsageError(message);
   }
   throw UsageError("unknown backend '" + name + "'; known: auto, " + known);
 }

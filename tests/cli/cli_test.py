@@ -95,6 +95,20 @@ class Help(unittest.TestCase):
             self.assertEqual(result.stdout, "", args)
             self.assertNotEqual(result.stderr, "", args)
 
+    def test_a_backend_that_is_not_here_is_one_line_and_no_other_backend(self):
+        text = " ".join(calla("run", "--help").stdout.split())
+        missing = [name for name in ("cuda", "metal") if name + " (not here)" in text]
+        for name in missing:
+            for args in [["chat"], ["run", "hi"], ["serve", "-p", "0"], ["bench", "--synthetic", "qwen3.6-35b-a3b"],
+                         ["bench", "--ablate", "all"], ["selftest"], ["eval", "--text", __file__]]:
+                result = calla(*args, "-b", name)
+                # 2: this build lacks it; 4: the device is not there.
+                self.assertIn(result.returncode, (2, 4), (args, result.stderr))
+                self.assertEqual(result.returncode == 2, "this build has no" in result.stderr, result.stderr)
+                self.assertRegex(result.stderr, rf"^calla: backend '{name}' is not available: [^\n]+\n$")
+        if not missing:
+            self.skipTest("every backend is here")
+
     def test_help_and_unknown_commands(self):
         self.assertIn('no command "foo"', calla("foo").stderr)
         self.assertEqual(calla("help", "run").stdout, calla("run", "--help").stdout)
