@@ -187,6 +187,14 @@ class Chat(unittest.TestCase):
             with open(saved, encoding="utf-8") as file:
                 self.assertEqual([m["role"] for m in json.load(file)], ["system", "user", "assistant", "user", "assistant"])
 
+    def test_the_cache_can_be_left_out(self):
+        talk = "What is 3 plus 4?\nDefine happy.\n/stats\n/quit\n"
+        with_cache, without = (calla("chat", "--greedy", "--no-think", "-n", "8", *option, stdin=talk)
+                               for option in (["--cache-gb", "0.1"], ["--cache-gb", "0"]))
+        self.assertEqual(with_cache.stdout, without.stdout)
+        self.assertIn("cache: hit", with_cache.stderr)
+        self.assertIn("cache: off", without.stderr)
+
     def test_ctrl_c_stops_the_answer_only(self):
         chat = Terminal("chat", "-b", "reference", "--no-think")
         chat.expect(b"> ")
