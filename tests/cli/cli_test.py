@@ -81,6 +81,7 @@ class Help(unittest.TestCase):
         for command in ["chat", "run", "bench", "eval", "inspect", "tokenize", "selftest", "make-checkpoint"]:
             self.assertIn(command, top.stdout)
             self.assertEqual(calla(command, "--help").returncode, 0, command)
+        self.assertRegex(calla("bench", "--help").stdout, r"--ablate can switch off:(?s:.*)\n  cpu: avx512\n")
 
     def test_usage_errors_exit_2(self):
         for args in [[], ["nonsense"], ["run"], ["run", "x", "--temp", "-1"], ["run", "x", "--backend", "gpu"],
