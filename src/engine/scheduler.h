@@ -8,6 +8,9 @@
 //
 // submit(), prepare() and stats() may be called from any thread; step() and run() belong to one thread, the engine's, on
 // which all sinks are called.
+//
+// Reading order: this file; scheduler.cc, the loop; scheduler_sequences.cc, a request's beginning and end, with the prefix
+// cache; scheduler_steps.cc, what is submitted and collected; scheduler_prepare.cc, the idle half.
 #include <chrono>
 #include <condition_variable>
 #include <deque>
