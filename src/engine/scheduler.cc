@@ -123,7 +123,12 @@ void Scheduler::run(std::stop_token stop) {
     wake_.notify_all();
   });
   while (!stop.stop_requested()) {
-    if (step()) continue;
+    try {
+      if (step()) continue;
+    } catch (const DeviceError& error) {
+      fail_running(error.what());
+      continue;
+    }
     std::unique_lock lock(mutex_);
     wake_.wait(lock, [&] { return stop.stop_requested() || !queue_.empty() || !preparations_.empty(); });
   }
@@ -141,6 +146,17 @@ void Scheduler::run(std::stop_token stop) {
     result.prompt_tokens = static_cast<int>(waiting.generation->request().prompt.size());
     waiting.generation->sink().on_finished(result);
   }
+}
+
+// The device refused a step, so nothing that runs can go on. Those that asked are told, and the next request tries again.
+void Scheduler::fail_running(const std::string& error) {
+  if (options_.warn) options_.warn(error);
+  in_flight_.clear();
+  preparing_.reset();
+  cache_.clear();  // a snapshot taken before may hold what the failed step left
+  for (const auto& sequence : running_)
+    if (!sequence->finished) finish(*sequence, FinishReason::kError, error);
+  running_.clear();
 }
 
 void Scheduler::run_until_finished(const std::shared_ptr<Generation>& generation) {

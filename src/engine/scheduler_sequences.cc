@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/error.h"
 #include "engine/scheduler_sequence.h"
 
 namespace calla {
@@ -89,6 +90,7 @@ bool Scheduler::start(std::shared_ptr<Generation> generation, Clock::time_point 
   sequence->picks_allowed = sequence->limited_by_context ? room : request.max_tokens;
   sequence->reserved_pages = std::min(reservation(request), pool_.plan().kv_pages);
   reserved_pages_ += sequence->reserved_pages;
+  running_.push_back(sequence);  // from here on whoever ends the running ones ends it too
   sequence->slot = take_slot();
 
   PrefixCache::Match match;
@@ -119,7 +121,6 @@ bool Scheduler::start(std::shared_ptr<Generation> generation, Clock::time_point 
     stats_.cached_tokens += static_cast<uint64_t>(sequence->state_tokens);
     if (caching(*sequence)) drop_prepared_for(request.prompt);
   }
-  running_.push_back(std::move(sequence));
   return true;
 }
 
@@ -190,7 +191,11 @@ void Scheduler::finish(Sequence& sequence, FinishReason reason, const std::strin
     check(static_cast<size_t>(sequence.state_tokens) <= sequence.tokens.size(), "the state's tokens are known");
     std::vector<TokenId> tokens(sequence.tokens.begin(), sequence.tokens.begin() + sequence.state_tokens);
     sequence.pages.truncate(static_cast<size_t>(pages_for(sequence.state_tokens)));
-    keep({std::move(tokens), std::move(sequence.slot), std::move(sequence.pages)});
+    try {
+      keep({std::move(tokens), std::move(sequence.slot), std::move(sequence.pages)});
+    } catch (const DeviceError&) {
+      cache_.clear();  // the answer stands; the next request meets the fault again and reports it
+    }
   } else {
     sequence.slot = SlotHandle();
     sequence.pages.truncate(0);
