@@ -6,7 +6,7 @@ namespace calla {
 
 BackendInfo cuda_backend_info() {
   BackendInfo info{"cuda", "NVIDIA GPUs (Hopper first)", false,
-                   "this build has no CUDA backend; make one with `cmake --preset cuda` (README, NVIDIA cards)"};
+                   "this build has no CUDA backend; `make cuda` makes one (docs/cuda.md): build/cuda/calla"};
   info.built = false;
   return info;
 }
