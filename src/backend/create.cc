@@ -30,6 +30,14 @@ BackendInfo choose_backend(const std::string& name) {
   throw UsageError("unknown backend '" + name + "'; known: auto, " + known);
 }
 
+std::string passed_over_by_auto() {
+  for (const BackendInfo& info : list_backends()) {
+    if (info.available && !info.software) return "";
+    if (info.built && !info.available) return info.name + ": " + info.reason;
+  }
+  return "";
+}
+
 std::unique_ptr<Backend> create_backend(const std::string& name, const ModelShape& shape, const ModelWeights& weights,
                                         const BackendOptions& options) {
   const std::string chosen = choose_backend(name).name;

@@ -31,6 +31,9 @@ bool is_software_device(const std::string& backend_name);
 // there DeviceError, with the reason.
 BackendInfo choose_backend(const std::string& name);
 
+// Why `auto` goes past a backend of this build, "cuda: no NVIDIA driver is found ..."; "" if it does not.
+std::string passed_over_by_auto();
+
 // Makes the backend that choose_backend(name) finds. Throws as that does, or DeviceError. `weights` and the checkpoint behind it must outlive the backend.
 std::unique_ptr<Backend> create_backend(const std::string& name, const ModelShape& shape, const ModelWeights& weights,
                                         const BackendOptions& options);

@@ -109,6 +109,11 @@ class Help(unittest.TestCase):
                 self.assertRegex(result.stderr, rf"^calla: backend '{name}' is not available: [^\n]+\n$")
         if not missing:
             self.skipTest("every backend is here")
+        # `auto` says it when it goes past a backend that was built for this machine.
+        built = [name for name in missing if calla("run", "hi", "-b", name).returncode == 4]
+        result = calla("run", "--no-think", "-n", "1", "hi")
+        self.assertEqual("warning: running on the cpu backend, not on " in result.stderr, built != [], result.stderr)
+        self.assertEqual(calla("run", "-q", "--no-think", "-n", "1", "hi").stderr, "")
 
     def test_help_and_unknown_commands(self):
         self.assertIn('no command "foo"', calla("foo").stderr)
