@@ -35,6 +35,8 @@ const char* advice(cudaError_t status) {
     case cudaErrorDevicesUnavailable:
       return "; another process may have the card for itself (compute mode in nvidia-smi -q)";
     case cudaErrorIllegalAddress:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
     case cudaErrorLaunchFailure:
     case cudaErrorLaunchTimeout:
     case cudaErrorECCUncorrectable:
