@@ -54,8 +54,8 @@ std::string no_room(size_t bytes, const char* what) {
     message += ", " + size_text(free) + " of the card's " + size_text(total) + " free";
   (void)cudaGetLastError();
   return message +
-         "; try a smaller --context, fewer --max-sequences or a smaller --cache-gb, or end other programs on the card "
-         "(nvidia-smi lists them); `calla inspect` shows what the model needs in all";
+         "; try a smaller --context, fewer --max-sequences or a smaller --cache-gb, end other programs on the card "
+         "(nvidia-smi lists them), or run with -b cpu; `calla inspect` shows what the model needs in all";
 }
 
 }  // namespace
