@@ -3,13 +3,14 @@
 #   make test    the same, then run the tests
 #   make check   formatting, clang-tidy, and the tests under address and undefined-behaviour sanitizers
 #   make tsan    the token loop under the thread sanitizer
+#   make cuda    build with the CUDA backend, for NVIDIA cards (docs/cuda.md): build/cuda/calla
 #   make metal   the Metal backend on a software Metal device (docs/softmetal.md); metal-full: what takes longer
 #   make bench   build and measure this machine (calla bench --help for more)
 #   make clean   remove everything that was built
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 CMAKE_BUILD = cmake --build --preset $(1) --parallel $(JOBS)
 
-.PHONY: build chat test check format-check tidy asan tsan metal metal-full bench clean setup setup-check format
+.PHONY: build chat test check format-check tidy asan tsan cuda metal metal-full bench clean setup setup-check format
 
 setup:
 	@scripts/setup.sh build
@@ -54,6 +55,11 @@ tsan: setup-check
 	cmake --preset tsan
 	$(call CMAKE_BUILD,tsan) --target $(TSAN_TARGETS)
 	ctest --preset tsan --parallel $(JOBS) --tests-regex "$(TSAN_TESTS)" --exclude-regex "$(SLOW_UNDER_SANITIZERS)"
+
+cuda: setup
+	cmake --preset cuda
+	$(call CMAKE_BUILD,cuda) --target calla
+	@echo "built build/cuda/calla; on a card: build/cuda/calla selftest -b cuda"
 
 # On Linux all of the Metal backend but its speed can be checked, kernels and host code as they are shipped.
 METAL_PROGRAM = calla

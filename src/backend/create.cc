@@ -22,9 +22,20 @@ BackendInfo choose_backend(const std::string& name) {
     known += (known.empty() ? "" : ", ") + info.name;
     if (name == "auto" ? info.software : name != info.name) continue;
     if (info.available) return info;
-    if (name != "auto") throw UsageError("backend '" + name + "' is not available: " + info.reason);
+    if (name == "auto") continue;
+    const std::string message = "backend '" + name + "' is not available: " + info.reason;
+    if (info.built) throw DeviceError(message);
+    throw UsageError(message);
   }
   throw UsageError("unknown backend '" + name + "'; known: auto, " + known);
+}
+
+std::string passed_over_by_auto() {
+  for (const BackendInfo& info : list_backends()) {
+    if (info.available && !info.software) return "";
+    if (info.built && !info.available) return info.name + ": " + info.reason;
+  }
+  return "";
 }
 
 std::unique_ptr<Backend> create_backend(const std::string& name, const ModelShape& shape, const ModelWeights& weights,

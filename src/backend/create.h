@@ -15,6 +15,7 @@ struct BackendInfo {
   std::string reason;           // why not, and what to do
   bool fills_outlines = false;  // takes weights without memory (weights_outline.h) and makes random ones on the device
   bool software = false;        // stands in for a device that is not there: only for tests, and `auto` never takes it
+  bool built = true;            // false: a stub stands in for it (backend/stub)
   std::vector<std::string> ablations;  // what `--ablate` can switch off
   int prefill_rows = 512;  // of a prompt in a step: enough for speed, few enough for others to have their turn
 };
@@ -26,8 +27,12 @@ std::vector<BackendInfo> list_backends();
 bool is_software_device(const std::string& backend_name);
 
 // The backend that `name` means here: one of list_backends(), or "auto" for the first available one that is no software
-// device. Never falls back silently: an unknown or unavailable name throws UsageError with the reason.
+// device. Never falls back silently: a name that is unknown or not built in throws UsageError, one whose device is not
+// there DeviceError, with the reason.
 BackendInfo choose_backend(const std::string& name);
+
+// Why `auto` goes past a backend of this build, "cuda: no NVIDIA driver is found ..."; "" if it does not.
+std::string passed_over_by_auto();
 
 // Makes the backend that choose_backend(name) finds. Throws as that does, or DeviceError. `weights` and the checkpoint behind it must outlive the backend.
 std::unique_ptr<Backend> create_backend(const std::string& name, const ModelShape& shape, const ModelWeights& weights,

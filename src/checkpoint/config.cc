@@ -29,6 +29,8 @@ constexpr int kMaxExperts = 4096;
 constexpr int kMaxContext = 1 << 24;
 constexpr int kWidthMultiple = 64;  // hidden size and expert widths: whole quantisation groups
 
+bool is_known_type(const std::string& type) { return type == "qwen3_5_moe" || type == "qwen3_5_moe_text"; }
+
 void check_architecture(const FieldReader& top, ModelConfig& config) {
   config.model_type = top.text_or("model_type", "");
   if (top.has("architectures")) {
@@ -37,7 +39,7 @@ void check_architecture(const FieldReader& top, ModelConfig& config) {
       top.fail("architectures", "expected a list of names, found " + FieldReader::show(names));
     config.architecture = names[0].get<std::string>();
   }
-  const bool type_known = config.model_type == "qwen3_5_moe" || config.model_type == "qwen3_5_moe_text";
+  const bool type_known = is_known_type(config.model_type);
   const bool architecture_known =
       config.architecture == "Qwen3_5MoeForConditionalGeneration" || config.architecture == "Qwen3_5MoeForCausalLM";
   if (!config.model_type.empty() && !type_known)
@@ -45,6 +47,15 @@ void check_architecture(const FieldReader& top, ModelConfig& config) {
   if (!config.architecture.empty() && !architecture_known)
     top.fail("architectures", "\"" + describe_name(config.architecture) + "\" is not supported: " + kSupportedModel);
   if (!type_known && !architecture_known) top.fail("model_type", std::string("missing: ") + kSupportedModel);
+}
+
+// A known file may still hold another text model, whose sizes happen to fit.
+void check_text_model(const FieldReader& text) {
+  const std::string type = text.text_or("model_type", "qwen3_5_moe_text");
+  if (!is_known_type(type))
+    text.fail("model_type", "\"" + describe_name(type) +
+                                "\" is not supported: the text model must be \"qwen3_5_moe_text\"; was this "
+                                "config.json made for these weights?");
 }
 
 // What the architecture leaves open and Calla implements in one way only.
@@ -213,6 +224,7 @@ ModelConfig parse_config(std::string_view text, const std::string& file_name) {
   ModelConfig config;
   check_architecture(top, config);
   const FieldReader sizes = top.has("text_config") ? top.object("text_config") : top;
+  check_text_model(sizes);
   check_variants(top, sizes);
   config.shape = read_shape(sizes);
   config.quant = read_quantisation(top);

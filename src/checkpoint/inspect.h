@@ -30,7 +30,7 @@ struct PartBytes {
 };
 
 struct InspectOptions {
-  int context = 0;  // 0: the smaller of 8192 and what the model allows
+  int context = 0;  // 0: the smaller of kDefaultContext and what the model allows
   int sequences = 1;
   int chunk_rows = 512;
   bool tensors = false;  // list every tensor

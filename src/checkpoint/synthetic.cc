@@ -177,15 +177,15 @@ void copy_tokenizer(const fs::path& from, const fs::path& to) {
     if (fs::exists(from / name)) fs::copy_file(from / name, to / name);
 }
 
-// A directory under a temporary name, removed unless it is given its final one.
+// A directory under a temporary name, removed unless it is given its final one. One process at a time can be making it.
 class PartialDirectory {
  public:
   explicit PartialDirectory(const fs::path& path)
       : path_(path.has_filename() ? path : path.parent_path()),  // "DIR/" is DIR
-        partial_(path_.string() + kPartial + std::to_string(::getpid())) {
+        partial_(path_.string() + kPartial + std::to_string(::getpid())),
+        reserved_(reserve(path_)) {
+    refuse_existing(path_);  // the last owner of the name may just have finished
     remove_leftovers();
-    if (fs::exists(path_) && !(fs::is_directory(path_) && fs::is_empty(path_)))
-      throw UsageError(path_.string() + ": exists already; remove it or choose another name");
     fs::create_directories(partial_);
   }
   ~PartialDirectory() {
@@ -200,6 +200,16 @@ class PartialDirectory {
  private:
   static constexpr const char* kPartial = ".partial-";
 
+  static void refuse_existing(const fs::path& path) {
+    if (fs::exists(path) && !(fs::is_directory(path) && fs::is_empty(path)))
+      throw UsageError(path.string() + ": exists already; remove it or choose another name");
+  }
+  // Looks before it writes anything.
+  static fs::path reserve(const fs::path& path) {
+    refuse_existing(path);
+    fs::create_directories(path.parent_path());
+    return path;
+  }
   // What earlier processes that were killed have left under this name.
   void remove_leftovers() const {
     const std::string prefix = path_.filename().string() + kPartial;
@@ -224,6 +234,7 @@ class PartialDirectory {
  private:
   fs::path path_;
   fs::path partial_;
+  PartialFile reserved_;  // never finished: what counts is its lock
   bool finished_ = false;
 };
 

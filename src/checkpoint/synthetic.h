@@ -62,7 +62,7 @@ std::string synthetic_config(const SyntheticOptions& options);
 std::string synthetic_generation_config(const SyntheticOptions& options);
 
 // Writes the whole directory; `directory` must not exist yet, or be empty, and appears when all is done. Throws
-// CheckpointError, for instance when the disk has not enough room. Cost: about as long as the disk takes.
+// CheckpointError, for instance when the disk has not enough room or another process is making it. Cost: about as long as the disk takes.
 void make_checkpoint(const SyntheticOptions& options, const std::filesystem::path& directory,
                      const WriteProgress& progress = {});
 

@@ -112,7 +112,7 @@ PartialFile::PartialFile(fs::path path) : path_(std::move(path)), partial_(path_
   const bool locked = ::flock(fd_, LOCK_EX | LOCK_NB) == 0;
   if (!locked || ::fstat(fd_, &mine) != 0 || ::stat(partial_.c_str(), &there) != 0 || mine.st_ino != there.st_ino) {
     ::close(fd_);
-    throw CheckpointError(path_.string() + ": another process is writing this file");
+    throw CheckpointError(path_.string() + ": another process is writing it; wait for that one to end");
   }
   // A file that is replaced keeps its permissions.
   const bool replaces = ::stat(path_.c_str(), &there) == 0;

@@ -40,6 +40,7 @@ struct ChatOptions {
   std::string system;
   bool no_think = false;
   bool show_thinking = false;
+  double cache_gb = 4;
 };
 
 // Set while a line is read and Ctrl-C is pressed; a handler cannot reach more. The signal may come just before the read
@@ -272,6 +273,7 @@ int chat(const ChatOptions& options) {
   check_utf8(options.system, "--system");
   SchedulerOptions scheduler_options;
   scheduler_options.max_sequences = 1;
+  set_cache(scheduler_options, options.cache_gb);
   const auto engine = load_engine(engine_options(options.model, scheduler_options));
   LineReader reader;
   if (reader.interactive() && !options.model.quiet) {
@@ -298,6 +300,11 @@ void add_chat_command(CLI::App& app, int& exit_code) {
   command->add_option("-s,--system", options->system, "System message");
   command->add_flag("--no-think", options->no_think, "Answer without thinking first (/think on|off changes it)");
   command->add_flag("--show-thinking", options->show_thinking, "Print the thinking also where stdout is no terminal");
+  command
+      ->add_option("--cache-gb", options->cache_gb,
+                   "Memory for what earlier turns left, so that a turn reads only what is new; 0: none")
+      ->check(between(0.0, 10000.0))
+      ->capture_default_str();
   command->footer(std::string("While chatting:\n") + kHelp);
   add_model_options(*command, options->model);
   add_sampling_options(*command, options->sampling);

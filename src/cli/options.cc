@@ -82,6 +82,11 @@ EngineOptions engine_options(const ModelOptions& options, const SchedulerOptions
   return engine;
 }
 
+void set_cache(SchedulerOptions& scheduler, double gigabytes) {
+  scheduler.cache_bytes = static_cast<int64_t>(gigabytes * 1e9);
+  if (gigabytes == 0) scheduler.cache_snapshots = 0;
+}
+
 std::string read_stdin() {
   std::string text;
   std::array<char, 65536> piece{};

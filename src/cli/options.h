@@ -54,6 +54,9 @@ BackendOptions backend_options(const ModelOptions& options);
 // What load_engine() needs; warnings go to stderr unless quiet.
 EngineOptions engine_options(const ModelOptions& options, const SchedulerOptions& scheduler);
 
+// Memory for the prefix cache, as --cache-gb gives it; 0: none.
+void set_cache(SchedulerOptions& scheduler, double gigabytes);
+
 // All of stdin. Throws UsageError if it cannot be read or is not UTF-8.
 std::string read_stdin();
 

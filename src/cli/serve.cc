@@ -21,8 +21,7 @@ struct ServeCommand {
 
 int serve(const ServeCommand& command) {
   ServeOptions options = command.serve;
-  options.engine.scheduler.cache_bytes = static_cast<int64_t>(command.cache_gb * 1e9);
-  if (command.cache_gb == 0) options.engine.scheduler.cache_snapshots = 0;
+  set_cache(options.engine.scheduler, command.cache_gb);
   options.engine.scheduler.cache_dir_bytes = static_cast<uint64_t>(command.cache_dir_gb * 1e9);
   options.engine = engine_options(command.model, options.engine.scheduler);
   if (options.access.api_key.empty())

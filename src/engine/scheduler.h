@@ -8,6 +8,9 @@
 //
 // submit(), prepare() and stats() may be called from any thread; step() and run() belong to one thread, the engine's, on
 // which all sinks are called.
+//
+// Reading order: this file; scheduler.cc, the loop; scheduler_sequences.cc, a request's beginning and end, with the prefix
+// cache; scheduler_steps.cc, what is submitted and collected; scheduler_prepare.cc, the idle half.
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -40,7 +43,7 @@ struct SchedulerOptions {
   std::string cache_dir;                   // keep snapshots here too, for after a restart; empty: do not
   uint64_t cache_dir_bytes = uint64_t{20} << 30;
   std::string model_id;      // with cache_dir: identifies the checkpoint's contents (model/fingerprint.h)
-  SnapshotStore::Warn warn;  // with cache_dir: gets a line about damaged files and the like
+  SnapshotStore::Warn warn;  // gets a line about a device that fails and, with cache_dir, damaged files and the like
 };
 
 // What the pool needs for these options on this backend.
@@ -91,7 +94,8 @@ class Scheduler {
 
   // One unit of work. False: there was nothing to do.
   bool step();
-  // step() until `stop` is requested, sleeping while there is nothing to do. Then cancels what is left.
+  // step() until `stop` is requested, sleeping while there is nothing to do. Then cancels what is left. A DeviceError of
+  // step() ends the requests that run and goes to options.warn; the others let it out.
   void run(std::stop_token stop);
   // Runs this generation, and what else is queued, to its end on this thread.
   void run_until_finished(const std::shared_ptr<Generation>& generation);
@@ -115,6 +119,7 @@ class Scheduler {
   void collect_oldest();
   void collect_token(Sequence& sequence, StepId step, int head, TokenId token, bool logits);
   void finish(Sequence& sequence, FinishReason reason, const std::string& error = "");
+  void fail_running(const std::string& error);
   void take_snapshot(Sequence& sequence);
   void keep(Snapshot snapshot);
   PrefixCache::Match find_cached(std::span<const TokenId> prompt);

@@ -45,15 +45,17 @@ std::vector<std::pair<std::string, TokenId>> texts_and_ids(const std::vector<Add
 
 // eos_token of tokenizer_config.json: a text, or an object with the text as "content"; nothing if absent or
 // null.
-std::optional<std::string> eos_text(std::string_view config_json) {
+std::optional<std::string> eos_text(std::string_view config_json, const std::string& name) {
   const auto config = nlohmann::json::parse(config_json, nullptr, false);
-  if (!config.is_object()) throw CheckpointError("tokenizer_config.json: not a JSON object");
+  if (config.is_discarded())
+    throw CheckpointError(name + ": not valid JSON; get the file again, it was cut short or changed");
+  if (!config.is_object()) throw CheckpointError(name + ": expected a JSON object");
   if (!config.contains("eos_token") || config["eos_token"].is_null()) return std::nullopt;
   const auto& eos = config["eos_token"];
   if (eos.is_string()) return eos.get<std::string>();
   if (eos.is_object() && eos.contains("content") && eos["content"].is_string())
     return eos["content"].get<std::string>();
-  throw CheckpointError("tokenizer_config.json: eos_token: expected a text");
+  throw CheckpointError(name + ": eos_token: expected a text, or an object with the text as \"content\"");
 }
 
 }  // namespace
@@ -101,12 +103,13 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
 
 Tokenizer Tokenizer::parse(std::string_view tokenizer_json, std::string_view config_json, const std::string& name) {
   auto parts = std::make_unique<Parts>(parse_tokenizer_json(tokenizer_json, name), name);
-  const auto eos = config_json.empty() ? std::nullopt : eos_text(config_json);
+  const std::string config_name = (std::filesystem::path(name).parent_path() / "tokenizer_config.json").string();
+  const auto eos = config_json.empty() ? std::nullopt : eos_text(config_json, config_name);
   Parts& made = *parts;
   Tokenizer tokenizer(std::move(parts));
   if (eos) {
     made.eos = tokenizer.find(*eos);
-    if (!made.eos) throw CheckpointError("tokenizer_config.json: eos_token: " + *eos + " is not a token of " + name);
+    if (!made.eos) throw CheckpointError(config_name + ": eos_token: " + *eos + " is not a token of " + name);
   }
   return tokenizer;
 }

@@ -18,15 +18,17 @@ using nlohmann::json;
 constexpr TokenId kMaxTokens = 1 << 20;  // four times the largest vocabulary in use; bounds memory for absurd ids
 constexpr size_t kMaxDepth = 16;
 
-// A value as JSON for a message, cut if long.
-std::string shown(const json& value) {
+// A text for a message, cut if long.
+std::string cut_short(const std::string& text) {
   constexpr size_t kLongest = 60;
-  const std::string text = value.dump();
   if (text.size() <= kLongest) return text;
   size_t cut = kLongest - 3;
   while ((static_cast<unsigned char>(text[cut]) & 0xc0) == 0x80) --cut;  // not within a character
   return text.substr(0, cut) + "...";
 }
+
+// A value as JSON, for a message.
+std::string shown(const json& value) { return cut_short(value.dump()); }
 
 // The file as parsed: the two big tables apart, everything else as a small tree.
 struct RawFile {
@@ -40,7 +42,7 @@ struct RawFile {
 // a tree.
 class RawReader : public json::json_sax_t {
  public:
-  RawReader(RawFile& file, const std::string& name) : file_(file), name_(name) {}
+  RawReader(RawFile& file, std::string_view text, const std::string& name) : file_(file), text_(text), name_(name) {}
 
   bool null() override { return add(nullptr); }
   bool boolean(bool value) override { return add(value); }
@@ -72,6 +74,7 @@ class RawReader : public json::json_sax_t {
     if (in_ == In::kTree && stack_.size() == 2 && root_key_ == "model" && key_ == "vocab") {
       if (std::exchange(file_.has_vocab, true)) fail("model", "\"vocab\" stands twice");
       in_ = In::kVocab;
+      key_.clear();
       return true;
     }
     return open(json::object());
@@ -115,8 +118,22 @@ class RawReader : public json::json_sax_t {
     }
     return true;
   }
-  bool parse_error(size_t byte, const std::string&, const nlohmann::detail::exception& error) override {
-    throw CheckpointError(name_ + ": not valid JSON at byte " + std::to_string(byte) + ": " + error.what());
+  // In words of our own: the library's name its states and codes. `byte` counts from 1 and may lie behind the end.
+  bool parse_error(size_t byte, const std::string& found, const nlohmann::detail::exception& error) override {
+    std::string reason;
+    if (text_.find_first_not_of(" \t\r\n") == std::string_view::npos) {
+      reason = "the file is empty";
+    } else if (dynamic_cast<const json::out_of_range*>(&error) != nullptr) {
+      reason = "the number " + cut_short(found) + " is too large";
+    } else if (byte == 0 || byte > text_.size()) {
+      reason = "the file ends too early";
+    } else if (const auto last = static_cast<unsigned char>(text_[byte - 1]); last >= 0x80) {
+      reason = "it is not UTF-8 text";
+    } else {
+      reason = "unexpected " + shown(std::string(1, text_[byte - 1]));
+    }
+    throw CheckpointError(name_ + ": " + where() + "not valid JSON at byte " + std::to_string(byte) + ": " + reason +
+                          "; get the file again, it was cut short or changed");
   }
 
  private:
@@ -126,6 +143,12 @@ class RawReader : public json::json_sax_t {
     throw CheckpointError(name_ + ": " + field + ": " + what);
   }
   std::string merge_place() const { return "model.merges[" + std::to_string(file_.merges.size()) + "]"; }
+  // The field that is being read, for in front of a message.
+  std::string where() const {
+    if (in_ == In::kVocab) return "model.vocab" + (key_.empty() ? "" : " after " + shown(key_)) + ": ";
+    if (in_ != In::kTree) return merge_place() + ": ";
+    return stack_.empty() || root_key_.empty() ? "" : root_key_ + ": ";
+  }
 
   json& place(json value) {
     if (in_ == In::kVocab) fail("model.vocab", shown(key_) + " has no token id, a number from 0 on");
@@ -148,6 +171,7 @@ class RawReader : public json::json_sax_t {
   }
 
   RawFile& file_;
+  const std::string_view text_;
   const std::string& name_;
   std::vector<json*> stack_;  // a parent never grows while its child is open, so the pointers stay valid
   std::string key_, root_key_;
@@ -377,8 +401,12 @@ class SpecBuilder {
 }  // namespace
 
 TokenizerSpec parse_tokenizer_json(std::string_view text, const std::string& name) {
+  // The library would take a zero byte for the end.
+  if (const size_t zero = text.find('\0'); zero != std::string_view::npos)
+    throw CheckpointError(name + ": not valid JSON at byte " + std::to_string(zero + 1) +
+                          ": a zero byte; get the file again, it was cut short or changed");
   RawFile file;
-  RawReader reader(file, name);
+  RawReader reader(file, text, name);
   json::sax_parse(text, &reader);
   return SpecBuilder(file, name).build();
 }

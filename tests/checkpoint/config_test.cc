@@ -80,6 +80,17 @@ TEST(Config, RefusesOtherArchitectures) {
   EXPECT_THAT(refused(config), HasSubstr("architectures: expected a list"));
 }
 
+TEST(Config, RefusesAnotherTextModelInAKnownFile) {
+  EXPECT_THAT(refused(with("model_type", "qwen3_next")),
+              AllOf(HasSubstr("config.json: text_config.model_type: \"qwen3_next\" is not supported"),
+                    HasSubstr("qwen3_5_moe_text")));
+  EXPECT_THAT(refused(with("model_type", "")), HasSubstr("text_config.model_type: \"\" is not supported"));
+  EXPECT_THAT(refused(with("model_type", 7)), HasSubstr("text_config.model_type"));
+  json config = base_config();
+  config["text_config"].erase("model_type");  // some conversions leave it out
+  EXPECT_EQ(parse(config).shape.layers(), 4);
+}
+
 TEST(Config, RefusesWhatKernelsAreNotMadeFor) {
   for (const auto& [field, supported] : {std::pair("head_dim", "256"),
                                          {"linear_key_head_dim", "128"},

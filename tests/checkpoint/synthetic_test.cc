@@ -153,6 +153,23 @@ TEST(Synthetic, RefusesToOverwrite) {
   EXPECT_EQ(load_model(temp.path() / "empty").weights.layers.size(), 4u);
 }
 
+TEST(Synthetic, TwoAtOnceAreRefusedAtTheBeginning) {
+  TempDirectory temp;
+  int second_began = 0, refusals = 0;
+  const auto second = [&](uint64_t, uint64_t) {
+    if (refusals++ > 0) return;
+    EXPECT_THAT(refusal([&] {
+                  make_checkpoint(mini_options(), temp.path() / "model/", [&](uint64_t, uint64_t) { ++second_began; });
+                }),
+                HasSubstr("model: another process is writing it"));
+  };
+  make_checkpoint(mini_options(), temp.path() / "model", second);
+  EXPECT_GT(refusals, 0);
+  EXPECT_EQ(second_began, 0);
+  EXPECT_EQ(load_model(temp.path() / "model").weights.layers.size(), 4u);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(temp.path()), {}), 1);
+}
+
 TEST(Synthetic, RefusesWhenTheDiskIsTooSmall) {
   TempDirectory temp;
   SyntheticOptions options;

@@ -81,6 +81,7 @@ class Help(unittest.TestCase):
         for command in ["chat", "run", "bench", "eval", "inspect", "tokenize", "selftest", "make-checkpoint"]:
             self.assertIn(command, top.stdout)
             self.assertEqual(calla(command, "--help").returncode, 0, command)
+        self.assertRegex(calla("bench", "--help").stdout, r"--ablate can switch off:(?s:.*)\n  cpu: avx512\n")
 
     def test_usage_errors_exit_2(self):
         for args in [[], ["nonsense"], ["run"], ["run", "x", "--temp", "-1"], ["run", "x", "--backend", "gpu"],
@@ -94,6 +95,25 @@ class Help(unittest.TestCase):
             self.assertEqual(result.returncode, 2, (args, result.stderr))
             self.assertEqual(result.stdout, "", args)
             self.assertNotEqual(result.stderr, "", args)
+
+    def test_a_backend_that_is_not_here_is_one_line_and_no_other_backend(self):
+        text = " ".join(calla("run", "--help").stdout.split())
+        missing = [name for name in ("cuda", "metal") if name + " (not here)" in text]
+        for name in missing:
+            for args in [["chat"], ["run", "hi"], ["serve", "-p", "0"], ["bench", "--synthetic", "qwen3.6-35b-a3b"],
+                         ["bench", "--ablate", "all"], ["selftest"], ["eval", "--text", __file__]]:
+                result = calla(*args, "-b", name)
+                # 2: this build lacks it; 4: the device is not there.
+                self.assertIn(result.returncode, (2, 4), (args, result.stderr))
+                self.assertEqual(result.returncode == 2, "this build has no" in result.stderr, result.stderr)
+                self.assertRegex(result.stderr, rf"^calla: backend '{name}' is not available: [^\n]+\n$")
+        if not missing:
+            self.skipTest("every backend is here")
+        # `auto` says it when it goes past a backend that was built for this machine.
+        built = [name for name in missing if calla("run", "hi", "-b", name).returncode == 4]
+        result = calla("run", "--no-think", "-n", "1", "hi")
+        self.assertEqual("warning: running on the cpu backend, not on " in result.stderr, built != [], result.stderr)
+        self.assertEqual(calla("run", "-q", "--no-think", "-n", "1", "hi").stderr, "")
 
     def test_help_and_unknown_commands(self):
         self.assertIn('no command "foo"', calla("foo").stderr)
@@ -172,6 +192,14 @@ class Chat(unittest.TestCase):
             self.assertIn("no command /nonsense", result.stderr)
             with open(saved, encoding="utf-8") as file:
                 self.assertEqual([m["role"] for m in json.load(file)], ["system", "user", "assistant", "user", "assistant"])
+
+    def test_the_cache_can_be_left_out(self):
+        talk = "What is 3 plus 4?\nDefine happy.\n/stats\n/quit\n"
+        with_cache, without = (calla("chat", "--greedy", "--no-think", "-n", "8", *option, stdin=talk)
+                               for option in (["--cache-gb", "0.1"], ["--cache-gb", "0"]))
+        self.assertEqual(with_cache.stdout, without.stdout)
+        self.assertIn("cache: hit", with_cache.stderr)
+        self.assertIn("cache: off", without.stderr)
 
     def test_ctrl_c_stops_the_answer_only(self):
         chat = Terminal("chat", "-b", "reference", "--no-think")
@@ -314,7 +342,7 @@ class Tools(unittest.TestCase):
                 if number != signal.SIGKILL:
                     self.assertEqual(process.returncode, 130)
                     self.assertEqual(os.listdir(folder), [])
-            self.assertEqual(len(os.listdir(folder)), 1)  # what the killed one left
+            self.assertNotEqual(os.listdir(folder), [])  # what the killed one left
             calla("make-checkpoint", "--shape", "calla-tiny", "--layers", "1", out)
             self.assertEqual(os.listdir(folder), ["made"])
 

@@ -3,12 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <functional>
 #include <random>
+#include <stop_token>
 #include <thread>
 
 #include "backend/create.h"
 #include "base/error.h"
 #include "selftest/random_model.h"
+#include "tests/backend/backend_over.h"
 
 namespace calla {
 namespace {
@@ -23,6 +27,7 @@ class Collector : public GenerationSink {
   void on_finished(const GenerationResult& r) override {
     ++finished;
     result = r;
+    if (on_end) on_end();
   }
   void on_prompt_progress(int done, int) override {
     progress.push_back(done);
@@ -32,6 +37,7 @@ class Collector : public GenerationSink {
   std::vector<TokenEvent> events;
   std::vector<int> progress;
   std::function<void(int)> on_progress;
+  std::function<void()> on_end;
   GenerationResult result;
   int finished = 0;
   size_t stop_after = 0;
@@ -41,6 +47,29 @@ const RandomModel& model() {
   static const RandomModel instance(tiny_shape(4), 3);
   return instance;
 }
+
+// Fails like a card that fell off the bus, in one of the calls that the scheduler makes.
+class FailingBackend : public BackendOver {
+ public:
+  enum class In : uint8_t { kNothing, kClear, kCopy, kBegin, kExport };
+  using BackendOver::BackendOver;
+  bool asynchronous() const override { return false; }
+  void clear_recurrent(int slot) override { fail_in(In::kClear), BackendOver::clear_recurrent(slot); }
+  void copy_recurrent(int from, int to) override { fail_in(In::kCopy), BackendOver::copy_recurrent(from, to); }
+  bool begin(const Batch& batch) override { return fail_in(In::kBegin), BackendOver::begin(batch); }
+  void export_recurrent(int slot, std::span<std::byte> out) override {
+    fail_in(In::kExport), BackendOver::export_recurrent(slot, out);
+  }
+  In in = In::kNothing;
+  int failures = 0;
+
+ private:
+  void fail_in(In call) {
+    if (call != in) return;
+    ++failures;
+    throw DeviceError("the card is gone");
+  }
+};
 
 struct Job {
   std::shared_ptr<Collector> sink = std::make_shared<Collector>();
@@ -426,6 +455,64 @@ TEST_P(SchedulerTest, RunServesAThreadAndCancelsTheRestAtTheEnd) {
     EXPECT_EQ(run.sink->finished, 1);
     EXPECT_EQ(run.sink->result.reason, FinishReason::kCancelled);
   }
+}
+
+// A device that refuses a call costs the requests of the moment, each told once, and not the process.
+TEST_P(SchedulerTest, ADeviceThatFailsEndsTheRequestsAndNotTheLoop) {
+  using In = FailingBackend::In;
+  const std::filesystem::path store = ::testing::TempDir() + "calla_failing_device_" + GetParam();
+  std::filesystem::remove_all(store);
+  SchedulerOptions options;
+  options.context = 256;
+  options.cache_snapshots = 8;
+  options.cache_dir = store;
+  options.model_id = "test";
+  std::vector<std::string> warnings;
+  options.warn = [&](const std::string& line) { warnings.push_back(line); };
+  BackendOptions backend_options;
+  backend_options.max_rows = options.prefill_chunk;
+  backend_options.max_heads = options.max_sequences;
+  FailingBackend backend(create_backend(GetParam(), model().shape(), model().weights(), backend_options));
+  Scheduler scheduler(backend, model().shape(), options);
+  // The token loop as the server runs it, until all of these have ended.
+  const auto run = [&](const std::vector<GenerationRequest>& requests) {
+    std::stop_source stop;
+    size_t ended = 0;
+    std::vector<Job> jobs;
+    for (const GenerationRequest& r : requests) {
+      jobs.push_back(start(scheduler, r));
+      jobs.back().sink->on_end = [&] {
+        if (++ended == requests.size()) stop.request_stop();
+      };
+    }
+    scheduler.run(stop.get_token());
+    return jobs;
+  };
+  GenerationRequest shared = request(prompt(40, 1), 6);
+  shared.boundaries = {20};
+  const auto expected = run({shared})[0].sink->tokens;
+  ASSERT_EQ(expected.size(), 6u);
+
+  for (const In in : {In::kClear, In::kCopy, In::kBegin, In::kExport}) {
+    backend.in = in;
+    backend.failures = 0;
+    warnings.clear();
+    GenerationRequest other = request(prompt(40, 2 + static_cast<unsigned>(in)), 6);
+    other.boundaries = {20};
+    for (const Job& job : run({other, shared})) {
+      EXPECT_EQ(job.sink->finished, 1);
+      if (job.sink->result.reason != FinishReason::kError) continue;
+      EXPECT_EQ(job.sink->result.error, "the card is gone");
+      EXPECT_FALSE(warnings.empty());
+    }
+    EXPECT_GT(backend.failures, 0) << static_cast<int>(in);
+    backend.in = In::kNothing;
+    EXPECT_EQ(run({shared})[0].sink->tokens, expected) << static_cast<int>(in);
+  }
+  scheduler.cache().clear();
+  EXPECT_EQ(scheduler.pool().free_slots(), scheduler.pool().plan().recurrent_slots);
+  EXPECT_EQ(scheduler.pool().free_pages(), scheduler.pool().plan().kv_pages);
+  std::filesystem::remove_all(store);
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, SchedulerTest, ::testing::ValuesIn(backends()),

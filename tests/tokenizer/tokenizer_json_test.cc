@@ -61,12 +61,43 @@ TEST(TokenizerJson, AcceptsWhatMayBeLeftOut) {
 }
 
 TEST(TokenizerJson, RefusesWhatIsNotJson) {
-  EXPECT_THAT(error_of_text(""), HasSubstr("not valid JSON at byte"));
-  EXPECT_THAT(error_of_text("{\"version\": \"1.0\""), HasSubstr("not valid JSON"));
-  EXPECT_THAT(error_of_text("{\"a\": \"\xff\"}"), HasSubstr("not valid JSON"));
   EXPECT_THAT(error_of_text("[]"), HasSubstr("expected a JSON object"));
   EXPECT_THAT(error_of_text("{\"a\": 1, \"a\": 2}"), HasSubstr("\"a\" stands twice"));
   EXPECT_THAT(error_of_text("{\"a\":" + std::string(100000, '[')), HasSubstr("levels deep"));
+}
+
+TEST(TokenizerJson, SaysWhereTheJsonEndsToBeValidAndWhatToDo) {
+  const std::string whole = test::tiny_json(kMerges).dump();
+  const auto with = [&](const std::string& part, const std::string& instead) {
+    std::string text = whole;
+    const size_t at = text.find(part);
+    EXPECT_NE(at, std::string::npos) << part;
+    return text.replace(at, part.size(), instead);
+  };
+  const auto until = [&](const std::string& part) { return whole.substr(0, whole.find(part) + part.size()); };
+  const std::pair<std::string, const char*> cases[] = {
+      {"", "t.json: not valid JSON at byte 1: the file is empty"},
+      {" \n", "the file is empty"},
+      {"{\"version\": \"1.0\"", "t.json: version: not valid JSON at byte 18: the file ends too early"},
+      {"{\"version\": \"1.", "the file ends too early"},
+      {until("\"merges\":[[\"a\",\"b\"],"), "t.json: model.merges[1]: not valid JSON at byte"},
+      {until("\"vocab\":{"), "t.json: model.vocab: not valid JSON at byte"},
+      {until("\"vocab\":{\"!\":33,"), "t.json: model.vocab after \"!\": not valid JSON at byte"},
+      {"{\"a\": \"\xff\"}", "t.json: a: not valid JSON at byte 8: it is not UTF-8 text"},
+      {"{\"a\": 1e999}", "the number 1e999 is too large"},
+      {"{\"a\" 1}", "t.json: a: not valid JSON at byte 6: unexpected \"1\""},
+      {"{\"a\": [1,]}", "unexpected \"]\""},
+      {whole + "}", "unexpected \"}\""},
+      {whole + std::string("\0x", 2), "a zero byte"},
+      {with("\"merges\":[", "\"merges\":[nope,"), "t.json: model.merges[0]: not valid JSON at byte"},
+  };
+  for (const auto& [text, expected] : cases) {
+    const std::string error = error_of_text(text);
+    EXPECT_THAT(error, HasSubstr(expected));
+    EXPECT_THAT(error, HasSubstr("get the file again"));
+    for (const char* foreign : {"json.exception", "parse_error", "syntax error", "last read"})
+      EXPECT_THAT(error, testing::Not(HasSubstr(foreign)));
+  }
 }
 
 TEST(TokenizerJson, RefusesFeaturesItDoesNotHave) {

@@ -151,9 +151,18 @@ TEST(Tokenizer, ReadsTheEosTokenFromTheConfig) {
   EXPECT_EQ(Tokenizer::parse(file, R"({"eos_token": null})").eos(), std::nullopt);
   EXPECT_EQ(Tokenizer::parse(file, R"({"eos_token": "<|a|>"})").eos(), 256);
   EXPECT_EQ(Tokenizer::parse(file, R"({"eos_token": {"content": "<b>", "special": true}})").eos(), 257);
-  EXPECT_THROW(Tokenizer::parse(file, R"({"eos_token": "<none>"})"), CheckpointError);
-  EXPECT_THROW(Tokenizer::parse(file, R"({"eos_token": 7})"), CheckpointError);
-  EXPECT_THROW(Tokenizer::parse(file, "{"), CheckpointError);
+  for (const auto& [config, expected] :
+       {std::pair(R"({"eos_token": "<none>"})", "eos_token: <none> is not a token of dir/tokenizer.json"),
+        {R"({"eos_token": 7})", "eos_token: expected a text"},
+        {"[]", "expected a JSON object"},
+        {"{", "not valid JSON; get the file again"}}) {
+    try {
+      Tokenizer::parse(file, config, "dir/tokenizer.json");
+      ADD_FAILURE() << config << " was accepted";
+    } catch (const CheckpointError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(std::string("dir/tokenizer_config.json: ") + expected));
+    }
+  }
 }
 
 TEST(Tokenizer, SaysWhichFileCannotBeRead) {

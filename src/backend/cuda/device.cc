@@ -1,32 +1,99 @@
 #include "backend/cuda/device.h"
 
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 namespace calla::cuda {
+namespace {
+
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+std::string size_text(size_t bytes) {
+  char text[32];
+  if (bytes < size_t{1000} * 1000 * 1000)
+    std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) * 1e-6);
+  else
+    std::snprintf(text, sizeof text, "%.1f GB", static_cast<double>(bytes) * 1e-9);
+  return text;
+}
+
+// What to do about an error, behind the runtime's own words for it; "" if there is nothing to say.
+const char* advice(cudaError_t status) {
+  switch (status) {
+    case cudaErrorMemoryAllocation:  // DeviceBytes has a message of its own
+      return "; the card, or this machine for page-locked memory, has too little left: try a smaller --context, or end "
+             "other programs (nvidia-smi lists those on the card)";
+    case cudaErrorNoKernelImageForDevice:
+      return "; this build has no code for this GPU: name its architecture in CALLA_CUDA_FLAGS when configuring";
+    case cudaErrorUnsupportedPtxVersion:
+      return "; the NVIDIA driver is older than the CUDA toolkit of this build, whose code for this GPU it would have "
+             "to "
+             "compile: update the driver";
+    case cudaErrorDevicesUnavailable:
+      return "; another process may have the card for itself (compute mode in nvidia-smi -q)";
+    case cudaErrorIllegalAddress:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorECCUncorrectable:
+      return "; this process can no longer use the card: start it again, and please report it with the output of "
+             "`calla selftest`";
+    default:
+      return "";
+  }
+}
+
+std::string no_room(size_t bytes, const char* what) {
+  std::string message = std::string("CUDA: ") + what + ": " + size_text(bytes) + " needed";
+  size_t free = 0, total = 0;
+  if (cudaMemGetInfo(&free, &total) == cudaSuccess)
+    message += ", " + size_text(free) + " of the card's " + size_text(total) + " free";
+  (void)cudaGetLastError();
+  return message +
+         "; try a smaller --context, fewer --max-sequences or a smaller --cache-gb, end other programs on the card "
+         "(nvidia-smi lists them), or run with -b cpu; `calla inspect` shows what the model needs in all";
+}
+
+}  // namespace
 
 void cuda_check(cudaError_t status, const char* what, const std::source_location& at) {
   if (status == cudaSuccess) return;
-  std::string message = std::string("CUDA: ") + what + ": " + cudaGetErrorString(status);
-  if (status == cudaErrorMemoryAllocation)
-    message += "; the device has too little free memory: try a smaller context, fewer sequences or smaller chunks";
-  if (status == cudaErrorNoKernelImageForDevice)
-    message += "; this build has no code for this GPU: configure with CMAKE_CUDA_ARCHITECTURES naming it";
+  // The runtime also remembers it for the next check of a launch, which may be another backend's.
+  (void)cudaGetLastError();
   const char* file = std::strrchr(at.file_name(), '/');
-  message += std::string(" (") + (file != nullptr ? file + 1 : at.file_name()) + ":" + std::to_string(at.line()) + ")";
-  throw DeviceError(message);
+  throw DeviceError(std::string("CUDA: ") + what + ": " + cudaGetErrorString(status) + advice(status) + " (" +
+                    (file != nullptr ? file + 1 : at.file_name()) + ":" + std::to_string(at.line()) + ")");
 }
 
 std::string why_no_device() {
-  int count = 0;
+  int count = 0, driver = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
-  if (status != cudaSuccess) {
-    (void)cudaGetLastError();
-    return std::string("no usable NVIDIA GPU or driver (") + cudaGetErrorString(status) + "); check nvidia-smi";
+  (void)cudaGetLastError();
+  const std::string built = version_text(CUDART_VERSION);
+  if (status == cudaErrorInsufficientDriver && (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0))
+    return "no NVIDIA driver is found; install one for CUDA " + built +
+           " or later and check with nvidia-smi (in a container: docker run --gpus all)";
+  if (status == cudaErrorInsufficientDriver)
+    return "the NVIDIA driver is for CUDA up to " + version_text(driver) + ", but this build is for " + built +
+           "; update the driver";
+  if (status == cudaErrorNoDevice || (status == cudaSuccess && count == 0)) {
+    if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES"))
+      return "no NVIDIA GPU is found with CUDA_VISIBLE_DEVICES=\"" + std::string(visible) +
+             "\"; unset it, or name one that nvidia-smi lists";
+    return "no NVIDIA GPU is found; check nvidia-smi";
   }
-  if (count == 0) return "no NVIDIA GPU found; check nvidia-smi and CUDA_VISIBLE_DEVICES";
+  if (status != cudaSuccess)
+    return std::string("the NVIDIA GPU cannot be used: ") + cudaGetErrorString(status) + "; check nvidia-smi";
   int major = 0;
-  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) != cudaSuccess || major < 8)
-    return "the first GPU is older than compute capability 8.0 (Ampere), which the CUDA backend needs";
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) != cudaSuccess || major < 8) {
+    (void)cudaGetLastError();
+    return "the first GPU is older than compute capability 8.0 (Ampere), which the CUDA backend needs; "
+           "CUDA_VISIBLE_DEVICES chooses another";
+  }
   return "";
 }
 
@@ -47,7 +114,10 @@ DeviceInfo open_device() {
 }
 
 DeviceBytes::DeviceBytes(size_t bytes, const char* what) : size_(bytes) {
-  if (bytes > 0) cuda_check(cudaMalloc(&data_, bytes), what);
+  if (bytes == 0) return;
+  const cudaError_t status = cudaMalloc(&data_, bytes);
+  if (status == cudaErrorMemoryAllocation) throw DeviceError(no_room(bytes, what));
+  cuda_check(status, what);
 }
 
 DeviceBytes::~DeviceBytes() {

@@ -5,7 +5,9 @@
 namespace calla {
 
 BackendInfo cpu_backend_info() {
-  return {"cpu", "any machine: AVX2, AVX-512, NEON", false, "this build has no cpu backend"};
+  BackendInfo info{"cpu", "any machine: AVX2, AVX-512, NEON", false, "this build has no cpu backend"};
+  info.built = false;
+  return info;
 }
 
 std::unique_ptr<Backend> create_cpu_backend(const ModelShape&, const ModelWeights&, const BackendOptions&) {

@@ -5,8 +5,10 @@
 namespace calla {
 
 BackendInfo cuda_backend_info() {
-  return {"cuda", "NVIDIA GPUs (Hopper first)", false,
-          "this build has no CUDA backend; configure with -DCALLA_CUDA=ON"};
+  BackendInfo info{"cuda", "NVIDIA GPUs (Hopper first)", false,
+                   "this build has no CUDA backend; `make cuda` makes one (docs/cuda.md): build/cuda/calla"};
+  info.built = false;
+  return info;
 }
 
 std::unique_ptr<Backend> create_cuda_backend(const ModelShape&, const ModelWeights&, const BackendOptions&) {

@@ -5,7 +5,10 @@
 namespace calla {
 
 BackendInfo metal_backend_info() {
-  return {"metal", "Apple silicon GPUs", false, "this build has no Metal backend; configure with -DCALLA_METAL=ON"};
+  BackendInfo info{"metal", "Apple silicon GPUs", false,
+                   "this build has no Metal backend; configure with -DCALLA_METAL=ON"};
+  info.built = false;
+  return info;
 }
 
 std::unique_ptr<Backend> create_metal_backend(const ModelShape&, const ModelWeights&, const BackendOptions&) {
