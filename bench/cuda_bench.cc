@@ -5,6 +5,7 @@
 //   cuda_bench decode [C...]    decode at batch 1 at the full 40-layer shape, at contexts C (default: ten, 256..128K)
 //   cuda_bench batch [C [N...]] decode with N sequences (default: some of 1..32) at context C (default 1024)
 //   cuda_bench prefill [N...]   prompts of N tokens (default: ten, 256..128K)
+//   cuda_bench upload DIR       a checkpoint's way into device memory, beside the rate of plain copies over the bus
 //   cuda_bench stages [R [C]]   each stage for R rows at context C (default 1 at 4096): time, and share of the limit
 // --ablate NAME switches a mechanism off, --layers N takes fewer than 40. Weights and cache contents are random; medians over repetitions.
 #include <algorithm>
@@ -128,6 +129,34 @@ int check_golden(const Arguments& arguments) {
   }
   std::printf("golden %s: %d wrong\n", arguments.path.c_str(), bad);
   return bad;
+}
+
+// Seconds of a copy of `bytes` page-locked bytes to the device, the best of five.
+double copy_seconds(size_t bytes) {
+  const PinnedArray<std::byte> from(bytes, "page-locked memory for the bus");
+  const DeviceBytes to(bytes, "memory for the bus");
+  const Stream stream;
+  double best = 1e9;
+  for (int i = 0; i < 5; ++i) {
+    const auto start = Clock::now();
+    cuda_check(cudaMemcpyAsync(to.data(), from.data(), bytes, cudaMemcpyHostToDevice, stream.get()), "copy");
+    stream.synchronize();
+    best = std::min(best, seconds_since(start));
+  }
+  return best;
+}
+
+void bench_upload(const Arguments& arguments) {
+  constexpr size_t kProbe = size_t{1} << 30;
+  const double rate = static_cast<double>(kProbe) / copy_seconds(kProbe);
+  const LoadedModel model = load_model(arguments.path);
+  for (int i = 0; i < 3; ++i) {  // the first time may read the file from disk
+    const auto start = Clock::now();
+    const CudaBackend backend(model.config.shape, model.weights, {});
+    const double time = seconds_since(start), bytes = static_cast<double>(backend.weights().bytes());
+    std::printf("upload %d: %.2f GB in %.2f s, %.1f GB/s; plain copies %.1f GB/s: %.2f times their time\n", i,
+                bytes / 1e9, time, bytes / time / 1e9, rate / 1e9, time * rate / bytes);
+  }
 }
 
 // ---- timing -------------------------------------------------------------------------------------------------------
@@ -493,7 +522,7 @@ int run(int argc, char** argv) {
       arguments.layers = std::stoi(argv[++i]);
     } else if (arguments.command.empty()) {
       arguments.command = text;
-    } else if (arguments.command == "golden") {
+    } else if (arguments.command == "golden" || arguments.command == "upload") {
       arguments.path = text;
     } else {
       arguments.numbers.push_back(std::stoi(text));
@@ -501,6 +530,7 @@ int run(int argc, char** argv) {
   }
   if (arguments.command == "check") return check_all(arguments) == 0 ? 0 : 1;
   if (arguments.command == "golden") return check_golden(arguments) == 0 ? 0 : 1;
+  if (arguments.command == "upload") return bench_upload(arguments), 0;
   if (arguments.command == "decode") return bench_decode(arguments), 0;
   if (arguments.command == "batch") return bench_batch(arguments), 0;
   if (arguments.command == "prefill") return bench_prefill(arguments), 0;
@@ -510,7 +540,8 @@ int run(int argc, char** argv) {
   if (arguments.command == "compare") return compare(arguments, number(0, 1));
   if (arguments.command == "stages") return bench_stages(arguments, number(0, 1), number(1, 4096)), 0;
   std::fprintf(stderr,
-               "usage: cuda_bench check|compare|golden DIR|decode|batch|prefill|stages [numbers] [--ablate NAME]\n");
+               "usage: cuda_bench check|compare|golden DIR|upload DIR|decode|batch|prefill|stages [numbers] [--ablate "
+               "NAME] [--layers N]\n");
   return 2;
 }
 
