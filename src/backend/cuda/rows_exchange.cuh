@@ -21,13 +21,18 @@ class RowsTags {
   uint32_t bits_;
 };
 
-__device__ __forceinline__ uint32_t tagged(uint32_t part, uint32_t tag) { return (part & ~1u) | tag; }
+// The tag is no part of the value: the bit is zero in what is received, whatever was in it, and, where a word has numbers
+// of several rows, in all of them. So neither the steps before nor a row's place change a result.
+__device__ __forceinline__ uint32_t untagged(uint32_t part) { return part & ~1u; }
+__device__ __forceinline__ uint32_t tagged(uint32_t part, uint32_t tag) { return untagged(part) | tag; }
 __device__ __forceinline__ bool has(const WideWord& w, uint32_t tag) { return (w.part[3] & 1) == tag; }
 __device__ __forceinline__ void send_tagged(WideWord* to, uint4 v, uint32_t tag) {
   send(to, WideWord{v.x, v.y, v.z, tagged(v.w, tag)});
 }
 __device__ __forceinline__ void send_tagged(WideWord* to, float4 v, uint32_t tag) {
-  send_tagged(to, make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)),
+  send_tagged(to,
+              make_uint4(untagged(__float_as_uint(v.x)), untagged(__float_as_uint(v.y)), untagged(__float_as_uint(v.z)),
+                         __float_as_uint(v.w)),
               tag);
 }
 __device__ __forceinline__ float4 as_floats(const WideWord& w) {
@@ -63,7 +68,7 @@ __device__ __forceinline__ void receive(WideWord (&w)[kCount], const At& at, uin
     bool arrived = true;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) arrived &= has(w[i], tag);
-    if (__all_sync(0xffffffffu, arrived)) return;
+    if (__all_sync(0xffffffffu, arrived)) break;
     if (tries == token::kMostTries) give_up();
     const bool first = has(w[0], tag);
     if (!first) w[0] = peek(at(0));
@@ -71,6 +76,8 @@ __device__ __forceinline__ void receive(WideWord (&w)[kCount], const At& at, uin
     for (int i = 1; i < kCount; ++i)
       if (first && !has(w[i], tag)) w[i] = peek(at(i));
   }
+#pragma unroll
+  for (WideWord& word : w) word.part[3] = untagged(word.part[3]);
 }
 __device__ __forceinline__ WideWord receive(const WideWord* from, uint32_t tag) {
   WideWord w[1];
@@ -98,7 +105,7 @@ class Numbers {
         if ((w_[i] & 1) != tag_) w_[i] = peek(at_(i));
     }
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) v[i] = __uint_as_float(w_[i]);
+    for (int i = 0; i < kCount; ++i) v[i] = __uint_as_float(untagged(w_[i]));
   }
 
  private:

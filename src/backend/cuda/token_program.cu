@@ -118,8 +118,8 @@ class Producer {
       std::byte* to = b_.slot(at.slot);
       const size_t group = static_cast<size_t>(index) * kGroups;
       barrier_expect(full, kSlotBytes);
-      bulk_copy_part(to, w.codes + group * 32, kSlotCodes, full);
-      bulk_copy_part(to + kSlotCodes, w.scales + group * 8, kSlotScales, full);
+      bulk_copy_part(to, w.codes + group * 32, kSlotCodes, full, read_once_);
+      bulk_copy_part(to + kSlotCodes, w.scales + group * 8, kSlotScales, full, read_once_);
     }
     __syncwarp();
   }
@@ -131,9 +131,10 @@ class Producer {
     if (lane_ == 0) {
       const size_t group = static_cast<size_t>(block) * kDownGroups;
       barrier_expect(&s.shared_full, sizeof s.shared_down);
-      bulk_copy_part(s.shared_down, p.shared_down.codes + group * 32, kDownGroups * kGroupCodes, &s.shared_full);
+      bulk_copy_part(s.shared_down, p.shared_down.codes + group * 32, kDownGroups * kGroupCodes, &s.shared_full,
+                     read_once_);
       bulk_copy_part(s.shared_down + kDownGroups * kGroupCodes, p.shared_down.scales + group * 8,
-                     kDownGroups * kGroupScales, &s.shared_full);
+                     kDownGroups * kGroupScales, &s.shared_full, read_once_);
     }
     __syncwarp();
 
@@ -156,9 +157,9 @@ class Producer {
       if (lane_ < kPart) {
         const size_t group = (static_cast<size_t>(id) * kBlocks + static_cast<size_t>(block)) * kDownGroups;
         bulk_copy_part(to + static_cast<uint32_t>(lane_) * (kDownGroups * kGroupCodes), p.down.codes + group * 32,
-                       kDownGroups * kGroupCodes, full);
+                       kDownGroups * kGroupCodes, full, read_once_);
         bulk_copy_part(to + kSlotCodes + static_cast<uint32_t>(lane_) * (kDownGroups * kGroupScales),
-                       p.down.scales + group * 8, kDownGroups * kGroupScales, full);
+                       p.down.scales + group * 8, kDownGroups * kGroupScales, full, read_once_);
       }
       __syncwarp();
     }
@@ -171,6 +172,7 @@ class Producer {
   const Block& b_;
   int lane_;
   int filled_ = 0;
+  uint64_t read_once_ = read_once_policy();  // weights stream past L2
   RingPlace at_;
   RingPlace landed_;  // the oldest slot that may still be on its way
 };
