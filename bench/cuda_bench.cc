@@ -554,5 +554,8 @@ int main(int argc, char** argv) {
   } catch (const calla::Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;
+  } catch (const std::logic_error&) {  // std::stoi's
+    std::fprintf(stderr, "cuda_bench: a number was expected\n");
+    return 2;
   }
 }

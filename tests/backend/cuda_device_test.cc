@@ -37,6 +37,9 @@ TEST(CudaDevice, AFullCardSaysWhatForAndHowMuch) {
   const std::string error = error_of([] { DeviceBytes(size_t{1} << 50, "memory for the KV cache"); });
   EXPECT_THAT(error, AllOf(HasSubstr("memory for the KV cache: 1125899.9 GB needed"), HasSubstr(" of the card's "),
                            HasSubstr("free; try a smaller --context")));
+  EXPECT_THAT(error_of([] { require_free_memory(size_t{1} << 50, "the weights"); }),
+              AllOf(HasSubstr("the weights: 1125899.9 GB needed"), HasSubstr("free; try a smaller --context")));
+  EXPECT_NO_THROW(require_free_memory(1, "a byte"));
   // The next launch, of something else, is not blamed for it.
   EXPECT_NO_THROW(check_launch("a kernel"));
   EXPECT_THAT(error_of([] { cuda_check(cudaErrorMemoryAllocation, "page-locked memory for logits"); }),

@@ -314,7 +314,12 @@ bool CudaBackend::begin(const Batch& batch) {
 void CudaBackend::end_recording(bool keep) {
   cudaGraph_t captured = nullptr;
   mode_ = Mode::kEager;
-  cuda_check(cudaStreamEndCapture(stream_.get(), &captured), "record a step");
+  const cudaError_t status = cudaStreamEndCapture(stream_.get(), &captured);
+  if (status != cudaSuccess && !keep) {  // what cut the step short spoilt the recording too; it has been told
+    (void)cudaGetLastError();
+    return;
+  }
+  cuda_check(status, "record a step");
   Graph graph(captured);
   if (!keep) {
     graph.launch(stream_.get());
@@ -346,6 +351,13 @@ std::vector<KernelTime> CudaBackend::profile(FunctionRef<void()> step) {
     step();
   } catch (...) {
     profiler_ = nullptr;
+    if (mode_ == Mode::kProfiling) {
+      mode_ = Mode::kEager;
+      cudaGraph_t captured = nullptr;
+      (void)cudaStreamEndCapture(stream_.get(), &captured);
+      if (captured != nullptr) cudaGraphDestroy(captured);
+      (void)cudaGetLastError();
+    }
     throw;
   }
   profiler_ = nullptr;

@@ -23,15 +23,14 @@ std::string size_text(size_t bytes) {
 // What to do about an error, behind the runtime's own words for it; "" if there is nothing to say.
 const char* advice(cudaError_t status) {
   switch (status) {
-    case cudaErrorMemoryAllocation:  // DeviceBytes has a message of its own
-      return "; the card, or this machine for page-locked memory, has too little left: try a smaller --context, or end "
-             "other programs (nvidia-smi lists those on the card)";
+    case cudaErrorMemoryAllocation:  // of the runtime's own; DeviceBytes and PinnedArray have messages of theirs
+      return "; the card has too little left: try a smaller --context, or end other programs on it (nvidia-smi lists "
+             "them)";
     case cudaErrorNoKernelImageForDevice:
       return "; this build has no code for this GPU: name its architecture in CALLA_CUDA_FLAGS when configuring";
     case cudaErrorUnsupportedPtxVersion:
       return "; the NVIDIA driver is older than the CUDA toolkit of this build, whose code for this GPU it would have "
-             "to "
-             "compile: update the driver";
+             "to compile: update the driver";
     case cudaErrorDevicesUnavailable:
       return "; another process may have the card for itself (compute mode in nvidia-smi -q)";
     case cudaErrorIllegalAddress:
@@ -111,6 +110,25 @@ DeviceInfo open_device() {
   info.memory = properties.totalGlobalMem;
   info.shared_per_block = static_cast<int>(properties.sharedMemPerBlockOptin);
   return info;
+}
+
+void require_free_memory(size_t bytes, const char* what) {
+  size_t free = 0, total = 0;
+  cuda_check(cudaMemGetInfo(&free, &total), "free memory of the card");
+  if (free < bytes) throw DeviceError(no_room(bytes, what));
+}
+
+void* allocate_pinned(size_t bytes, const char* what) {
+  void* data = nullptr;
+  const cudaError_t status = cudaHostAlloc(&data, bytes, cudaHostAllocMapped);
+  if (status == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    throw DeviceError(std::string("CUDA: ") + what + ": " + size_text(bytes) +
+                      " of this machine's memory needed, page-locked, and the system refuses; end other programs, or "
+                      "allow more (a container's memory limit, ulimit -l)");
+  }
+  cuda_check(status, what);
+  return data;
 }
 
 DeviceBytes::DeviceBytes(size_t bytes, const char* what) : size_(bytes) {

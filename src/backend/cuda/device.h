@@ -38,6 +38,13 @@ DeviceInfo open_device();
 // Empty if a usable device is there, else why not.
 std::string why_no_device();
 
+// Throws DeviceError, which says what is needed and what is free, if the card has less than `bytes` left: before many
+// allocations, the last of which would name a small part only.
+void require_free_memory(size_t bytes, const char* what);
+
+// Page-locked host memory, visible to the device; for PinnedArray. Throws DeviceError.
+void* allocate_pinned(size_t bytes, const char* what);
+
 // Device memory, zero-filled on request. `what` names the purpose in an out-of-memory message.
 class DeviceBytes {
  public:
@@ -81,11 +88,8 @@ template <class T>
 class PinnedArray {
  public:
   PinnedArray() = default;
-  PinnedArray(size_t count, const char* what) : count_(count) {
-    void* data = nullptr;
-    cuda_check(cudaHostAlloc(&data, count * sizeof(T), cudaHostAllocMapped), what);
-    data_ = static_cast<T*>(data);
-  }
+  PinnedArray(size_t count, const char* what)
+      : data_(static_cast<T*>(allocate_pinned(count * sizeof(T), what))), count_(count) {}
   PinnedArray(PinnedArray&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), count_(std::exchange(other.count_, 0)) {}
   PinnedArray& operator=(PinnedArray&& other) noexcept {

@@ -228,8 +228,8 @@ class WeightUploader {
 DeviceWeights::DeviceWeights(const ModelShape& shape, const ModelWeights& weights, cudaStream_t stream,
                              const std::function<void(double done, double total)>& on_upload) {
   const auto start = std::chrono::steady_clock::now();
-  size_t total = 0;
-  for_each_matrix(weights, [&](const WeightMatrix& m) { total += is_synthetic(m) ? 0 : m.bytes(); });
+  size_t total = 0, made = 0;
+  for_each_matrix(weights, [&](const WeightMatrix& m) { (is_synthetic(m) ? made : total) += m.bytes(); });
   WeightUploader upload(*this, stream, total, on_upload);
   size_t staging = WeightUploader::staging_bytes(weights.lm_head);
   for (const LayerWeights& layer : weights.layers) {
@@ -245,7 +245,9 @@ DeviceWeights::DeviceWeights(const ModelShape& shape, const ModelWeights& weight
       for (const WeightMatrix* w : {&layer.attention->q, &layer.attention->out})
         staging = std::max(staging, WeightUploader::staging_bytes(*w));
   }
-  if (!is_synthetic(weights.lm_head)) upload.reserve_staging(staging);
+  if (is_synthetic(weights.lm_head)) staging = 0;
+  require_free_memory(total + made + staging, "the weights and what their upload needs");
+  if (staging > 0) upload.reserve_staging(staging);
 
   embedding = upload.raw(weights.embedding);
   head = upload.linear({&weights.lm_head});
