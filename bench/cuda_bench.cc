@@ -460,6 +460,7 @@ void bench_stages(const Arguments& arguments, int rows, int context) {
     const double time = bench.time_graph([&] {
       for (int repeat = 0; repeat < repeats; ++repeat)
         for (int layer : layers) stage(layer);
+      b.settle();
     });
     const double each = time / (repeats * static_cast<double>(layers.size()));
     sum += each * static_cast<double>(layers.size());
@@ -481,8 +482,9 @@ void bench_stages(const Arguments& arguments, int rows, int context) {
   const double expert = static_cast<double>(g.experts.bytes * kExpertsPerToken + g.shared.bytes);
   const double expert_parameters = 9.0 * shape.expert_width * shape.hidden;
   const double attended = 2.0 * shape.q_width() * (context + rows / 2.0);
-  if (rows == 1) {  // which may be one kernel
-    row("project, mix_gdn", gdn, bytes(g.in) + state, 0, [&](int i) {
+  const bool joined = rows == 1 || b.in_program();  // which may be one phase of a program
+  if (joined) {
+    row("project, mix_gdn", gdn, bytes(g.in) + state * sequences, parameters(g.in), [&](int i) {
       b.project_gdn(i);
       b.mix_gdn(i);
     });
@@ -494,12 +496,13 @@ void bench_stages(const Arguments& arguments, int rows, int context) {
   row("prepare_attention", attention, 1e4, 0, [&](int i) { b.prepare_attention(i); });
   row("attend", attention, 4.0 * shape.kv_width() * context, attended, [&](int i) { b.attend(i); });
   row("project_residual", all, bytes(g.out), parameters(g.out), [&](int i) { b.project_residual(i); });
-  if (rows == 1) {
-    row("route .. experts_down", all, bytes(g.router) + expert, 0, [&](int i) {
-      b.route(i);
-      b.experts_up(i);
-      b.experts_down(i);
-    });
+  if (joined) {
+    row("route .. experts_down", all, bytes(g.router) + expert, parameters(g.router) + expert_parameters * 3,
+        [&](int i) {
+          b.route(i);
+          b.experts_up(i);
+          b.experts_down(i);
+        });
   } else {
     row("route", all, bytes(g.router), parameters(g.router), [&](int i) { b.route(i); });
     row("group_rows", all, 0, 0, [&](int i) { b.group_rows(i); });

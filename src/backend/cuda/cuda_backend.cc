@@ -117,7 +117,8 @@ void CudaBackend::allocate_slots() {
     expert_tile_count_ = DeviceArray<int32_t>(1, "memory for grouping");
     expert_out_ = DeviceArray<uint16_t>(rows * (kExpertsPerToken + 1) * hidden, "memory for activations");
   }
-  const bool fits = std::all_of(weights_.layers.begin(), weights_.layers.end(), token_program_fits);
+  const bool fits = shape_.mixer_width() == token::kMixed &&
+                    std::all_of(weights_.layers.begin(), weights_.layers.end(), token_program_fits);
   if (fits && mechanisms_.rows_program && options_.max_rows > 1 && rows_program_runs(device_)) {
     rows_words_ = DeviceArray<RowsWords>(rows::kMost - 1, "memory for the program of several rows");
     cuda_check(cudaMemsetAsync(rows_words_.data(), 0, rows_words_.size_bytes(), stream_.get()), "clear memory");
@@ -157,7 +158,7 @@ void CudaBackend::allocate_state(const StateMemoryPlan& plan) {
 std::string CudaBackend::description() const {
   std::string text = "cuda: " + device_.name + ", sm_" + std::to_string(device_.major) + std::to_string(device_.minor) +
                      ", " + std::to_string(weights_.bytes() >> 20) + " MiB of weights";
-  if (token_words_.size() > 0) text += ", a token's layers as one kernel between attentions";
+  if (token_words_.size() > 0 || rows_words_.size() > 0) text += ", a token's layers as one kernel between attentions";
   if (weights_.unpacked_matrices() > 0)
     text +=
         ", " + std::to_string(weights_.unpacked_matrices()) + " matrices in a format that only the plain kernels read";
@@ -275,6 +276,7 @@ bool CudaBackend::begin(const Batch& batch) {
   pending_projection_ = -1;
   put_off_ = PutOff::kNothing;
   program_.count = 0;
+  program_bytes_ = 0;
   bool any_pick = false;
   sampled_ = false;
   for (const HeadRow& head : batch.heads) {

@@ -2,9 +2,10 @@
 // CudaBackend: the stages of backend.h on an NVIDIA GPU.
 //
 // Reading order: layout.h (weights), step.h (what a step tells the kernels), this file, cuda_backend.cc (steps and their
-// recording), stages.cc (which kernel runs when), then the kernels: for decode of the real shape token_program (one row)
-// and rows_program (several), else linear_stream and linear_rows (before Hopper linear_decode), experts_stream and experts_rows (before Hopper experts_decode),
-// gdn_decode, attention_rows; for prefill gemm, group_rows, gdn_prefill, attention_tiles; pick; plain for the rest.
+// recording), stages.cc (which kernel runs when), then the kernels. Decode of the real shape: token_program (one row) and
+// rows_program (several), attention_rows, the head. Else linear_stream and linear_rows, experts_stream and experts_rows
+// (before Hopper linear_decode and experts_decode), gdn_decode. Prefill: gemm, group_rows, gdn_prefill, attention_tiles. pick;
+// plain for the rest.
 //
 // Forms. Few rows run through the decode kernels (memory-bound, weights read once for all rows): projections and experts up
 // to 32 rows, attention and GDN with one row a sequence. More rows run through the prefill kernels (tensor cores). A step
@@ -42,7 +43,8 @@ struct Mechanisms {
   bool gqa_packing = true;       // eight query heads share each read of the cache (decode)
   bool split_kv = true;          // a row's cache is shared out among blocks (decode)
   bool fused_choice = true;      // the experts are chosen inside the expert kernels (decode)
-  bool expert_list = true;       // an expert's weights are read once for the rows that chose it (7..32 rows)
+  bool expert_list =
+      true;  // an expert's weights are read once for the rows that chose it (7..32 rows, outside programs)
   bool token_program = true;  // one row's stages, from layer to layer, as one kernel (decode, Hopper, the real shape)
   bool rows_program = true;   // the same for two to 24 sequences
   bool fused_gdn = true;      // one kernel for a GDN token (decode)
@@ -121,6 +123,14 @@ class CudaBackend final : public Backend {
 
   // Forces recorded work out and runs the rest of the step as it comes, for whoever looks between stages.
   void require_eager();
+  // Up to here programs of eight rows each are faster than a kernel a stage for all rows.
+  static constexpr int kMostProgramRows = 24;
+  // One row, or one of each of a few sequences, of the shape that the programs are written for.
+  bool in_program() const {
+    if (step_.rows == 1) return token_words_.size() > 0;
+    return step_.rows == step_.sequence_count && step_.rows <= kMostProgramRows && rows_words_.size() > 0;
+  }
+  void settle();  // runs what has been put off
   const DeviceWeights& weights() const { return weights_; }
   cudaStream_t stream() const { return stream_.get(); }
 
@@ -167,18 +177,10 @@ class CudaBackend final : public Backend {
   bool stream_experts(const ExpertsDecode& e) const {
     return mechanisms_.weight_stream && experts_stream_fit(device_, e);
   }
-  // Up to here programs of eight rows each are faster than a kernel a stage for all rows.
-  static constexpr int kMostProgramRows = 24;
-  // One row, or one of each of a few sequences, of the shape that the programs are written for.
-  bool in_program() const {
-    if (step_.rows == 1) return token_words_.size() > 0;
-    return step_.rows == step_.sequence_count && step_.rows <= kMostProgramRows && rows_words_.size() > 0;
-  }
   TokenPhase& add_phase(TokenPhaseKind kind, double bytes);
   void run_program();  // what has been put off into it
   void route_now(int index);
   void experts_up_now(int index);
-  void settle();                    // runs what has been put off
   Launch launch_after_any() const;  // without programmatic dependent launch
   void project(const LayerOnDevice& layer);
   // Runs a projection that project_gdn() left to mix_gdn(), for whoever looks at its slots before.
@@ -238,8 +240,8 @@ class CudaBackend final : public Backend {
   bool deep_attention_ = false;  // some split of the cache has more than two pages
   TokenProgram program_;         // phases put off until something else is asked for
   double program_bytes_ = 0;
-  int pending_projection_ = -1;  // layer whose project_gdn() is left to mix_gdn(), for the token program
-  // Stages put off until experts_down() can put them into the token program as one phase.
+  int pending_projection_ = -1;  // layer whose project_gdn() is left to mix_gdn(), for a program
+  // Stages put off until experts_down() can put them into a program as one phase.
   enum class PutOff : uint8_t { kNothing, kRoute, kRouteAndUp };
   PutOff put_off_ = PutOff::kNothing;
   int put_off_layer_ = 0;

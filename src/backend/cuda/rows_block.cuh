@@ -46,7 +46,7 @@ struct GdnArea {
   std::byte x[kXBytes];
   float units[kGdnTiles][kChunks][kUnitFloats];
   float qk[kMost][2 * kGdnHeadDim];
-  float4 columns[kWarps][kColumns / 2];  // S^T k and S^T q of two columns
+  float4 columns[kWarps][kColumns / 2];  // S^T k, then S^T q, of four columns
   float values[kMost][kColumns], z_gates[kMost][kColumns];
   float decay[kMost], beta[kMost];
 };
@@ -167,7 +167,7 @@ struct Block {
   __device__ __forceinline__ std::byte* slot(int i) const { return ring + static_cast<uint32_t>(i) * kSlotBytes; }
 };
 
-// The barrier of the consumer warps; of the two that have a chunk, a tile or a row together; of warps 0..3.
+// The barrier of the consumer warps; of the two that have a chunk or a row together.
 __device__ __forceinline__ void consumer_barrier() { asm volatile("bar.sync 1, %0;" ::"n"(kWorkers) : "memory"); }
 __device__ __forceinline__ void pair_barrier(int warp) {
   asm volatile("bar.sync %0, 64;" ::"r"(warp / 2 + 2) : "memory");

@@ -249,23 +249,25 @@ __device__ __forceinline__ void multiply_down_two(const Block& b, int first, int
                                                   const std::byte* codes, const std::byte* scales) {
   const int lane = b.lane, r = lane / 4, q = lane % 4;
   HiddenRow(&h)[kMost * kChoices] = b.s.area.down.h;
-  uint32_t mine[8];  // of this lane's group
-  load_group(mine, operand_address(h[lane % 2 == 0 ? first : second].units, lane), chunk * kChunkGroups + lane % 8 / 2);
+  // The lane names the row and group of column lane % 8; ldmatrix gives it column lane / 4.
+  uint32_t columns[8];
+  load_group(columns, operand_address(h[lane % 2 == 0 ? first : second].units, lane),
+             chunk * kChunkGroups + lane % 8 / 2);
   float c[kChunkGroups][4] = {};
 #pragma unroll
   for (int g = 0; g < kChunkGroups; ++g) {
     const uint4 words = codes_of(codes, chunk * kChunkGroups + g, lane);
     uint32_t a[4];
-    expand_step(words.x, a), mma_f16(c[g], a, mine[0], mine[1]);
-    expand_step(words.y, a), mma_f16(c[g], a, mine[2], mine[3]);
-    expand_step(words.z, a), mma_f16(c[g], a, mine[4], mine[5]);
-    expand_step(words.w, a), mma_f16(c[g], a, mine[6], mine[7]);
+    expand_step(words.x, a), mma_f16(c[g], a, columns[0], columns[1]);
+    expand_step(words.y, a), mma_f16(c[g], a, columns[2], columns[3]);
+    expand_step(words.z, a), mma_f16(c[g], a, columns[4], columns[5]);
+    expand_step(words.w, a), mma_f16(c[g], a, columns[6], columns[7]);
   }
   const int group = chunk * kChunkGroups + q;
   const uint2 scale = scale_of(scales, group, r);
   const float low = low_bf16(scale.x), low_bias = fmaf(-1024.0f, low, high_bf16(scale.x));
   const float high = 0.0625f * low_bf16(scale.y), high_bias = fmaf(-1024.0f, high, high_bf16(scale.y));
-  const float2 row_sum = sum_group(mine);  // of group q
+  const float2 row_sum = sum_group(columns);  // of group q
   float sums[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {

@@ -150,7 +150,8 @@ __device__ __forceinline__ void recur(const Block& b, const TokenPhase& p, const
   const uint32_t high = pack_half2(out.z * scale * norm.z * z.z, out.w * scale * norm.w * z.w);
   const uint32_t next_low = __shfl_down_sync(0xffffffffu, low, 1), next_high = __shfl_down_sync(0xffffffffu, high, 1);
   if (warp % 2 == 0) {
-    const uint4 word = make_uint4(low, high, next_low, next_high);
+    // The tag's bit is zero for those who receive it; so it is in the slot.
+    const uint4 word = make_uint4(low, high, next_low, untagged(next_high));
     if (lane < 8 && lane % 2 == 0) send_tagged(&b.words.mixed[row][block * 4 + lane / 2], word, tag);
     if (lane == 0) send_tagged(&b.words.mixed_squares[row][block], squares, tag);
     if (last) {

@@ -4,12 +4,12 @@
 //             for each other (the host asks how many fit).
 //   Weights   and the GDN states come through a ring in shared memory (rows_block.cuh), ahead of their phase.
 //   Exchange  through L2 in words that tell themselves whether they have arrived (rows_exchange.cuh): six times a layer.
-//             Every exchange is with all blocks but that of q and k, so when a block writes a word anew, everyone has
-//             read the one before.
-//   Shared    8 slots of 18 KiB, 82 KiB besides.
-//   Moves     the phases' weights once, the chosen experts' once, the shared expert's gate and up twice, the GDN states in
-//             and out; at most 210 KB of words a
-//             layer and block, from L2.
+//             Before a word is written again, its sender has received something from every block that was sent after
+//             that block had read the old contents; and every reader reads each of its words in every turn. So one bit
+//             is enough to tell.
+//   Shared    8 slots of 18 KiB, 80 KiB besides.
+//   Moves     the phases' weights once, the chosen experts' once, the shared expert's gate and up twice, the GDN states
+//             in and out; 29 KB of words a row, layer and block, from L2.
 //   Numerics  products in fp16 with fp32 sums, those of the up projections of the row as 16-bit fixed point, the rest in
 //             fp32; sums in a fixed order. A row's place does not matter; of the other rows only how many chose the same
 //             expert does, by which way its down projection's fp32 sums are added up.
@@ -172,7 +172,8 @@ class Producer {
 // used them. All blocks' states would hold up the two exchanges that follow, so only those go at once whose slots are needed
 // for the next weights; the others wait until the experts are being chosen.
 __device__ __forceinline__ void store_states(const TokenProgram& program, int rows, std::byte* ring, BlockMemory& s) {
-  constexpr int kNeeded = kOutSlots + 1;  // slots until then: of the output projection and of the shared expert
+  // Slots that are needed until then: of the output projection and of the shared expert.
+  constexpr int kNeeded = kOutSlots + 1;
   const int at_once = max(0, rows + kNeeded - kSlots);
   uint32_t gdn_phases = 0, expert_phases = 0;
 #pragma unroll 1
@@ -198,7 +199,7 @@ __device__ __forceinline__ void store_states(const TokenProgram& program, int ro
 }
 
 // Leaves the norm of phase `index` for whoever sends it the residual row, in shared memory: a register would be put aside
-// for most of a phase. A barrier lies between in every phase.
+// for most of a phase. A barrier must lie between this and the sending, and between that and the next norm.
 __device__ __forceinline__ void bring_norm(const Block& b, int index) {
   if (index < b.program.count && b.tid < kTileRows && b.program.phases[index].norm != nullptr)
     b.s.norm[b.tid] = b.program.phases[index].norm[static_cast<int>(blockIdx.x) * kTileRows + b.tid];
@@ -257,6 +258,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     bring_norm(b, 0);
     consumer_barrier();
     begin(b, tags);
+    consumer_barrier();  // the next norm takes this one's place
   }
   RingPlace at;
 #pragma unroll 1

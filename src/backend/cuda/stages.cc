@@ -36,7 +36,7 @@ void CudaBackend::project_rows(const PackedView& w, const GemvInput& in, int row
   }
 }
 
-// The token program: stages of one row are put off, and run as one kernel when something else is asked for.
+// The programs: stages are put off, and run as one kernel when something else is asked for.
 TokenPhase& CudaBackend::add_phase(TokenPhaseKind kind, double bytes) {
   // A phase receives the row of the phase in front of it, if that one sends it; else from its slot.
   const auto front = program_.count > 0 ? program_.phases[program_.count - 1].kind : kind;
@@ -259,12 +259,14 @@ void CudaBackend::project_residual(int index) {
            static_cast<size_t>(shape_.hidden), true);
 }
 
-// One row's route, experts_up and experts_down are one phase of the token program. Whoever looks in between gets them
-// one by one.
+// In a program route, experts_up and experts_down are one phase. Whoever looks in between gets them one by one.
 void CudaBackend::settle() {
   settle_projection();
   const PutOff what = std::exchange(put_off_, PutOff::kNothing);
-  if (what != PutOff::kNothing) route_now(put_off_layer_);
+  if (what != PutOff::kNothing) {
+    route_now(put_off_layer_);
+    group_rows(put_off_layer_);
+  }
   if (what == PutOff::kRouteAndUp) experts_up_now(put_off_layer_);
 }
 
@@ -297,7 +299,8 @@ void CudaBackend::route_now(int index) {
 }
 
 void CudaBackend::group_rows(int index) {
-  if (grouped_experts(layer(index)))
+  // Behind a route() that has been put off there is nothing to group yet; settle() does it if it comes to that.
+  if (put_off_ == PutOff::kNothing && grouped_experts(layer(index)))
     group_by_expert(launch_, slots_.expert_ids, step_.rows, shape_.experts,
                     {pairs_.data(), expert_tiles_.data(), expert_tile_count_.data()});
 }

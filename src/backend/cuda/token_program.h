@@ -84,7 +84,8 @@ bool token_program_runs(const DeviceInfo& device);
 // True if the layer has the shape that the kernel is written for.
 bool token_program_fits(const LayerOnDevice& layer);
 // Runs the phases in order. Reads and leaves slots as the stages do, except those that only a later stage of the same
-// program reads.
+// program reads. A layer's states may be read before the kernels in front have ended: so a layer runs once in a step, and
+// something that is no kernel (the copy of the step's parameters) lies between steps.
 void run_token_program(const Launch& launch, const TokenProgram& program);
 
 }  // namespace calla::cuda
