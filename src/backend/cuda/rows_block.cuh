@@ -13,11 +13,8 @@
 
 namespace calla::cuda::rows {
 
-using token::kBlocks;
-using token::kHidden;
-using token::kMixed;
+using namespace program;
 
-inline constexpr int kWarps = 16, kWorkers = kWarps * 32;
 inline constexpr int kThreads = kWorkers + 128;  // and a warpgroup of which two warps work: the producer and the storer
 // Registers a thread of the consumers and of the others; launched with 96 each.
 inline constexpr int kConsumerRegisters = 112, kOtherRegisters = 32;
@@ -25,14 +22,8 @@ inline constexpr int kSlots = 8;
 // Slots on their way at a time: as many as keep memory busy while the experts' weights come; fewer while the blocks exchange
 // activations, which would queue up behind them.
 inline constexpr int kInFlight = 2, kInFlightExperts = 3, kInFlightStates = 6;
-inline constexpr int kGroups = kHidden / kGroup, kChunks = kGroups / kChunkGroups, kChunkInputs = kChunkGroups * kGroup;
-inline constexpr uint32_t kGroupCodes = 512, kGroupScales = 64;  // bytes of a tile's group
-inline constexpr uint32_t kSlotCodes = kGroups * kGroupCodes, kSlotScales = kGroups * kGroupScales;
-inline constexpr uint32_t kSlotBytes = kSlotCodes + kSlotScales;
-inline constexpr int kDownGroups = token::kExpertWidth / kGroup, kDownChunks = kDownGroups / kChunkGroups;
+inline constexpr int kChunkInputs = kChunkGroups * kGroup;
 inline constexpr int kDownItems = kGroups / kDownGroups;  // of a slot
-inline constexpr int kColumns = kStateColumns;            // of a GDN head's state, of a block
-inline constexpr int kGdnTiles = 6, kOutSlots = 2;
 inline constexpr float kRowScale = 16;
 
 // Rows of `inputs` fp16 numbers.
@@ -128,14 +119,7 @@ struct BlockMemory {
 inline constexpr size_t kSharedBytes = size_t{kSlots} * kSlotBytes + sizeof(BlockMemory);
 static_assert(kSharedBytes <= 232448, "what a block may take");
 
-// A place in the ring: slot, and the parity of its turn.
-struct RingPlace {
-  int slot = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++slot == kSlots) slot = 0, parity ^= 1;
-  }
-};
+using RingPlace = Place<kSlots>;
 
 struct Block {
   const TokenProgram& program;
@@ -167,8 +151,7 @@ struct Block {
   __device__ __forceinline__ std::byte* slot(int i) const { return ring + static_cast<uint32_t>(i) * kSlotBytes; }
 };
 
-// The barrier of the consumer warps; of the two that have a chunk or a row together.
-__device__ __forceinline__ void consumer_barrier() { asm volatile("bar.sync 1, %0;" ::"n"(kWorkers) : "memory"); }
+// The barrier of two warps that have a chunk or a row together.
 __device__ __forceinline__ void pair_barrier(int warp) {
   asm volatile("bar.sync %0, 64;" ::"r"(warp / 2 + 2) : "memory");
 }

@@ -1,5 +1,6 @@
 #pragma once
 // The words of RowsWords: how they are tagged, sent and received.
+#include "backend/cuda/program_parts.cuh"
 #include "backend/cuda/rows_program.h"
 #include "backend/cuda/token_exchange.cuh"
 

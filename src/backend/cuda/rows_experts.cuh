@@ -12,7 +12,6 @@
 namespace calla::cuda::rows {
 
 inline constexpr int kUpTiles = token::kExpertWidth / 8;  // of an expert
-inline constexpr int kSharedGateTile = token::kExperts / kTileRows;
 
 // The chosen experts' up tiles, counted from the second item on (the first is the shared expert). A block takes its first
 // tiles by its place; the others go one by one to whoever is ready, since some processors have a slower way to memory:

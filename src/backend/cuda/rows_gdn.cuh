@@ -9,25 +9,6 @@
 
 namespace calla::cuda::rows {
 
-struct GdnPlace {
-  int rank, key_head, head, part;
-  __device__ __forceinline__ GdnPlace() {
-    const int block = static_cast<int>(blockIdx.x);
-    constexpr int kParts = kGdnHeadDim / kColumns;
-    rank = block % token::kBlocksPerKeyHead, key_head = block / token::kBlocksPerKeyHead;
-    head = block / kParts, part = block % kParts;
-  }
-  // First outputs of the block's spans: 32 of q (ranks 0..3) or k (4..7), of v, of z.
-  __device__ __forceinline__ int first_column(int span, int z_column) const {
-    constexpr int kKeyWidth = token::kKeyHeads * kGdnHeadDim;
-    if (span == 0) return (rank < 4 ? 0 : kKeyWidth) + key_head * kGdnHeadDim + part * kColumns;
-    return (span == 1 ? 2 * kKeyWidth : z_column) + head * kGdnHeadDim + part * kColumns;
-  }
-  // The block's part of the state.
-  __device__ __forceinline__ size_t state() const { return state_place(head, 0, part * kColumns); }
-};
-inline constexpr int kChannels = (2 * token::kKeyHeads + token::kValueHeads) * kGdnHeadDim;
-inline constexpr size_t kStateFloats = size_t{token::kValueHeads} * kGdnHeadDim * kGdnHeadDim;
 inline constexpr uint32_t kStateBytes = kStatePartFloats * sizeof(float);
 static_assert(kStateBytes <= kSlotBytes);
 
@@ -59,7 +40,7 @@ struct GateGroup {
 };
 
 // Warps 0..7: the head's a (warps 0..3) and b (4..7) of two rows each; decay and beta once all are there.
-__device__ __forceinline__ void receive_gates(const Block& b, const TokenPhase& p, const GdnPlace& at, uint32_t tag) {
+__device__ __forceinline__ void receive_gates(const Block& b, const TokenPhase& p, const GdnPart& at, uint32_t tag) {
   const int warp = b.warp, lane = b.lane, q = warp % 4;
   if (2 * q >= b.rows) return;
   const bool is_b = warp >= 4;
@@ -84,19 +65,12 @@ __device__ __forceinline__ void receive_gates(const Block& b, const TokenPhase& 
         gate;
 }
 
-__device__ __forceinline__ float4 fma4(float4 a, float b, float4 c) {
-  return make_float4(fmaf(a.x, b, c.x), fmaf(a.y, b, c.y), fmaf(a.z, b, c.z), fmaf(a.w, b, c.w));
-}
 __device__ __forceinline__ float4 add4(float4 a, float4 b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
-__device__ __forceinline__ float4 add_lane(float4 v, int offset) {
-  return add4(v, make_float4(__shfl_xor_sync(0xffffffffu, v.x, offset), __shfl_xor_sync(0xffffffffu, v.y, offset),
-                             __shfl_xor_sync(0xffffffffu, v.z, offset), __shfl_xor_sync(0xffffffffu, v.w, offset)));
-}
 
 // The delta rule on a row's columns of the state, by a pair of warps, in place: a slot is [key][32 columns].
-__device__ __forceinline__ void recur(const Block& b, const TokenPhase& p, const GdnPlace& at, std::byte* slot,
+__device__ __forceinline__ void recur(const Block& b, const TokenPhase& p, const GdnPart& at, std::byte* slot,
                                       bool last, uint32_t tag) {
   constexpr int kKeys = kGdnHeadDim / 2 / 4;  // of a thread, every fourth of its warp's
   const int warp = b.warp, lane = b.lane, row = warp / 2;
@@ -178,7 +152,7 @@ __device__ __forceinline__ void recur(const Block& b, const TokenPhase& p, const
 __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, RingPlace& ring, bool last,
                                           RowsTags& tags) {
   const int warp = b.warp, lane = b.lane, chunk = warp / 2;
-  const GdnPlace at;
+  const GdnPart at;
   GdnArea& area = b.s.area.gdn;
   tags.turn(WordKind::kGdn);
   tags.turn(WordKind::kMixed);

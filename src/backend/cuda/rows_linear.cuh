@@ -4,13 +4,6 @@
 
 namespace calla::cuda::rows {
 
-// As in the token program (scale_of_squares in token_block.cuh): a block sends its 32 numbers of a GDN head with an
-// RMSNorm of their own.
-inline constexpr float kLocalEps = 1e-12f;
-__device__ __forceinline__ float scale_of_squares(float squares, float total, float eps) {
-  const float own = squares / kColumns + kLocalEps;
-  return rsqrtf(total / kGdnHeadDim + eps) * (own * rsqrtf(own));
-}
 __device__ __forceinline__ uint32_t multiply_halves(uint32_t pair, __half2 factor) {
   const __half2 v = __hmul2(*reinterpret_cast<const __half2*>(&pair), factor);
   return *reinterpret_cast<const uint32_t*>(&v);
@@ -63,14 +56,6 @@ __device__ __forceinline__ void out_phase(const Block& b, RingPlace& ring, bool 
 }
 
 // projected = W RMSNorm(residual): tiles shared out among the blocks.
-struct TileShare {
-  int first, count;
-  __device__ __forceinline__ explicit TileShare(int tiles) {
-    const int block = static_cast<int>(blockIdx.x);
-    first = tiles * block / kBlocks;
-    count = tiles * (block + 1) / kBlocks - first;
-  }
-};
 __device__ __forceinline__ void project_phase(const Block& b, const TokenPhase& p, RingPlace& ring,
                                               const RowsTags& tags) {
   const int tid = b.tid, warp = b.warp, chunk = warp / 2;

@@ -34,7 +34,7 @@ class Producer {
     const int block = static_cast<int>(blockIdx.x);
     switch (p.kind) {
       case TokenPhaseKind::kGdn: {
-        const GdnPlace at;
+        const GdnPart at;
 #pragma unroll 1
         for (int i = 0; i < kGdnTiles; ++i)
           tile(p.weights, at.first_column(i / 2, b_.program.z_column) / kTileRows + i % 2);
@@ -182,7 +182,7 @@ __device__ __forceinline__ void store_states(const TokenProgram& program, int ro
     expert_phases += p.kind == TokenPhaseKind::kExperts;
     if (p.kind != TokenPhaseKind::kGdn) continue;
     const bool experts_follow = i + 2 < program.count;
-    const size_t part = GdnPlace().state();
+    const size_t part = GdnPart().state();
 #pragma unroll 1
     for (int row = 0; row < rows; ++row) {
       barrier_wait(&s.updated[row], gdn_phases & 1);

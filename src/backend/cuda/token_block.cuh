@@ -9,20 +9,15 @@
 
 namespace calla::cuda::token {
 
-inline constexpr int kWarps = 16, kWorkers = kWarps * 32;
+using namespace program;
+
 inline constexpr int kThreads = kWorkers + 32;  // and the producer warp
 inline constexpr int kSlots = 11;
 // Slots on their way at a time: enough to keep memory busy. With more, what the blocks tell each other queues up behind
 // weights that nobody needs yet.
 inline constexpr int kInFlight = 2;
-inline constexpr int kGroups = kHidden / kGroup, kChunks = kGroups / kChunkGroups;
-inline constexpr uint32_t kGroupCodes = 512, kGroupScales = 64;  // bytes of a tile's group
-inline constexpr uint32_t kSlotCodes = kGroups * kGroupCodes, kSlotScales = kGroups * kGroupScales;
-inline constexpr uint32_t kSlotBytes = kSlotCodes + kSlotScales;
 inline constexpr uint32_t kUnitCodes = kChunkGroups * kGroupCodes, kUnitScales = kChunkGroups * kGroupScales;
-inline constexpr int kDownGroups = kExpertWidth / kGroup, kDownChunks = kDownGroups / kChunkGroups;
-inline constexpr int kColumns = kStateColumns;  // of a block
-inline constexpr int kGdnTiles = 6, kUpTiles = 4, kDownSlots = 2, kOutSlots = 2;
+inline constexpr int kUpTiles = 4, kDownSlots = 2;  // of a block
 
 struct BlockMemory {
   alignas(16) std::byte shared_down[kDownGroups * (kGroupCodes + kGroupScales)];
@@ -52,16 +47,7 @@ struct BlockMemory {
 inline constexpr size_t kSharedBytes = size_t{kSlots} * kSlotBytes + sizeof(BlockMemory);
 static_assert(kSharedBytes <= 232448, "what a block may take");
 
-// A place in the ring: slot, and the parity of its turn.
-struct RingPlace {
-  int slot = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ RingPlace plus(int n) const {
-    RingPlace p{slot + n, parity};
-    if (p.slot >= kSlots) p.slot -= kSlots, p.parity ^= 1;
-    return p;
-  }
-};
+using RingPlace = Place<kSlots>;
 
 struct Block {
   const TokenProgram& program;
@@ -73,20 +59,9 @@ struct Block {
   __device__ __forceinline__ FixedRow row() const { return {s.row, kUnits / kGroup}; }
 };
 
-// The barrier of the consumer warps.
-__device__ __forceinline__ void consumer_barrier() { asm volatile("bar.sync 1, %0;" ::"n"(kWorkers) : "memory"); }
-
 // Two neighbouring warps stage a chunk of a row of 2048 inputs, a warp one of 4096: who multiplies a chunk waits for no more.
 __device__ __forceinline__ void chunk_barrier(int chunk) {
   asm volatile("bar.sync %0, 64;" ::"r"(chunk + 4) : "memory");
-}
-
-// A GDN block sends its 32 numbers of `mixed` with an RMSNorm of their own, since it does not know the squares of the
-// head's other three blocks; they become right by this factor.
-inline constexpr float kLocalEps = 1e-12f;
-__device__ __forceinline__ float scale_of_squares(float squares, float total, float eps) {
-  const float own = squares / kColumns + kLocalEps;
-  return rsqrtf(total / kGdnHeadDim + eps) * (own * rsqrtf(own));
 }
 
 // After the barrier behind the last use of `count` slots; one thread does it, of the last warp, which has no other work.

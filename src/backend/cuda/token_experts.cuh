@@ -40,7 +40,6 @@ struct RouterWeights {
     return low_bf16(scale) * sum + high_bf16(scale) * ((x.low.x + x.low.y) + (x.high.x + x.high.y));
   }
 };
-inline constexpr int kSharedGateTile = kExperts / kTileRows;
 
 // gate * up of unit r of a tile, from its units' sums.
 __device__ __forceinline__ float hidden_unit(const float* sums, int r, float scale) {

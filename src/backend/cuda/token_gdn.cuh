@@ -1,32 +1,18 @@
 #pragma once
-// The token kernel's GDN phase: a block has 32 of a key head's 256 q and k channels, and for one of its two value heads 32
-// columns of the state with their rows of v and z (as gdn_layer.cu, where the exchange is explained).
+// The token kernel's GDN phase: projections of the block's part (GdnPart), q and k exchanged among the key head's eight
+// blocks, the recurrence on the block's columns of the state.
 #include "backend/cuda/token_block.cuh"
 
 namespace calla::cuda::token {
 
-struct GdnPlace {
-  int tid, warp, lane, rank, key_head, head, part;
-  __device__ __forceinline__ GdnPlace() : tid(static_cast<int>(threadIdx.x)) {
-    const int block = static_cast<int>(blockIdx.x);
-    constexpr int kParts = kGdnHeadDim / kColumns;
-    warp = tid / 32, lane = tid % 32;
-    rank = block % kBlocksPerKeyHead, key_head = block / kBlocksPerKeyHead;
-    head = block / kParts, part = block % kParts;
-  }
-  // First outputs of the block's spans: 32 of q (ranks 0..3) or k (4..7), of v, of z.
-  __device__ __forceinline__ int first_column(int span, int z_column) const {
-    constexpr int kKeyWidth = kKeyHeads * kGdnHeadDim;
-    if (span == 0) return (rank < 4 ? 0 : kKeyWidth) + key_head * kGdnHeadDim + part * kColumns;
-    return (span == 1 ? 2 * kKeyWidth : z_column) + head * kGdnHeadDim + part * kColumns;
-  }
+struct GdnPlace : GdnPart {
+  int tid, warp, lane;
+  __device__ __forceinline__ GdnPlace() : tid(static_cast<int>(threadIdx.x)), warp(tid / 32), lane(tid % 32) {}
   // A thread has four columns of the state at two keys, a warp all of the block's columns at eight.
   __device__ __forceinline__ int first_of_columns() const { return lane % 8 * 4; }
   __device__ __forceinline__ int key(int i) const { return i * (kGdnHeadDim / 2) + warp * 4 + lane / 8; }
 };
 inline constexpr int kKeys = 2;
-inline constexpr int kChannels = (2 * kKeyHeads + kValueHeads) * kGdnHeadDim;
-inline constexpr size_t kStateFloats = size_t{kValueHeads} * kGdnHeadDim * kGdnHeadDim;
 
 // a and b of the key head's value heads: rows 2 h and 2 h + 1 of each are one fragment pair, of which a block takes one
 // chunk of the inputs: lanes 0..15 have a, the others b; four groups of four lanes.
@@ -94,14 +80,6 @@ __device__ __forceinline__ void exchange_gates(const Block& b, const GateWeights
     b.program.a.projected[b.program.a_column + at.head] = gate_a;
     b.program.a.projected[b.program.b_column + at.head] = gate_b;
   }
-}
-
-__device__ __forceinline__ float4 fma4(float4 a, float b, float4 c) {
-  return make_float4(fmaf(a.x, b, c.x), fmaf(a.y, b, c.y), fmaf(a.z, b, c.z), fmaf(a.w, b, c.w));
-}
-__device__ __forceinline__ float4 add_lane(float4 v, int offset) {
-  return make_float4(v.x + __shfl_xor_sync(0xffffffffu, v.x, offset), v.y + __shfl_xor_sync(0xffffffffu, v.y, offset),
-                     v.z + __shfl_xor_sync(0xffffffffu, v.z, offset), v.w + __shfl_xor_sync(0xffffffffu, v.w, offset));
 }
 
 __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, RingPlace ring, uint32_t generation,

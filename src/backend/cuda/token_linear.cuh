@@ -28,14 +28,6 @@ __device__ __forceinline__ void out_phase(const Block& b, RingPlace ring, uint32
 }
 
 // projected = W RMSNorm(residual): tiles shared out among the blocks.
-struct TileShare {
-  int first, count;
-  __device__ __forceinline__ explicit TileShare(int tiles) {
-    const int block = static_cast<int>(blockIdx.x);
-    first = tiles * block / kBlocks;
-    count = tiles * (block + 1) / kBlocks - first;
-  }
-};
 __device__ __forceinline__ void project_phase(const Block& b, const TokenPhase& p, RingPlace ring,
                                               uint32_t generation) {
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, chunk = warp / 2;
