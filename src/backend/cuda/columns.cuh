@@ -10,8 +10,8 @@ inline constexpr int kChunkInputs = kChunkGroups * kGroup;
 // Added to the rows in shared memory, in halves: then the eight rows that a warp reads start in different banks.
 inline constexpr int kRowPad = 8;
 
-// B operands of a chunk: registers 2 j and 2 j + 1 of step j of group g; and the groups' sums of columns 2 q and 2 q + 1, by
-// which the codes' offset leaves: a product with ones, which lands where the lane needs it.
+// B operands of a chunk: registers 2 j and 2 j + 1 of step j of group g; and the groups' sums of columns 2 q and 2 q + 1,
+// by which the codes' offset leaves: a product with ones, which lands where the lane needs it.
 struct ColumnsOfChunk {
   uint32_t b[kChunkGroups][8];
   float2 sum[kChunkGroups];

@@ -3,8 +3,8 @@
 // k channels, and for one of its two value heads 32 columns of the state with their rows of v and z; of every row.
 //   Gates       a and b of all heads are four tiles of 32 groups: a block multiplies one group of one tile and sends the
 //               sums; whoever needs a head's adds up its 32 groups.
-//   Recurrence  a row's columns of the state come through the ring, a slot a row; two warps a row take 64 keys each and leave
-//               the new state in the slot, from where the storer warp sends it back while the blocks go on.
+//   Recurrence  a row's columns of the state come through the ring, a slot a row; two warps a row take 64 keys each and
+//               leave the new state in the slot, from where the storer warp sends it back while the blocks go on.
 #include "backend/cuda/rows_linear.cuh"
 
 namespace calla::cuda::rows {

@@ -1,7 +1,7 @@
-// rows_program: a run of stages of two to eight rows, one of each sequence, as one kernel that stays on the card: the phases
-// of the token program (token_program.h), each expert's weights read once for the rows that chose it.
-//   Launch    128 blocks of 16 consumer warps, a producer and a storer warp, one a multiprocessor; all run at once, because they wait
-//             for each other (the host asks how many fit).
+// rows_program: a run of stages of two to eight rows, one of each sequence, as one kernel that stays on the card: the
+// phases of the token program (token_program.h), each expert's weights read once for the rows that chose it.
+//   Launch    128 blocks of 16 consumer warps, a producer and a storer warp, one a multiprocessor; all run at once,
+//             because they wait for each other (the host asks how many fit).
 //   Weights   and the GDN states come through a ring in shared memory (rows_block.cuh), ahead of their phase.
 //   Exchange  through L2 in words that tell themselves whether they have arrived (rows_exchange.cuh): six times a layer.
 //             Before a word is written again, its sender has received something from every block that was sent after
@@ -161,16 +161,16 @@ class Producer {
   size_t state_at_ = 0;  // of row `lane`
   int filled_ = 0, landed_count_ = 0, in_flight_ = kInFlight;
   uint32_t listed_parity_ = 0;
-  // Weights stream past L2, which keeps what is read again: the words, the code, and new states until it is their time to be
-  // written to memory.
+  // Weights stream past L2, which keeps what is read again: the words, the code, and new states until it is their time to
+  // be written to memory.
   uint64_t read_once_ = read_once_policy();
   RingPlace at_;
   RingPlace landed_;  // the oldest slot that may still be on its way
 };
 
 // The storer, one thread: sends the rows' new states back from their slots, which it passes for the two warps that have
-// used them. All blocks' states would hold up the two exchanges that follow, so only those go at once whose slots are needed
-// for the next weights; the others wait until the experts are being chosen.
+// used them. All blocks' states would hold up the two exchanges that follow, so only those go at once whose slots are
+// needed for the next weights; the others wait until the experts are being chosen.
 __device__ __forceinline__ void store_states(const TokenProgram& program, int rows, std::byte* ring, BlockMemory& s) {
   // Slots that are needed until then: of the output projection and of the shared expert.
   constexpr int kNeeded = kOutSlots + 1;
@@ -205,8 +205,8 @@ __device__ __forceinline__ void bring_norm(const Block& b, int index) {
     b.s.norm[b.tid] = b.program.phases[index].norm[static_cast<int>(blockIdx.x) * kTileRows + b.tid];
 }
 
-// The block's part of the residual rows from their slots; to all blocks, if the first phase receives it. (kOut reads `mixed`
-// from its slot by itself.)
+// The block's part of the residual rows from their slots; to all blocks, if the first phase receives it. (kOut reads
+// `mixed` from its slot by itself.)
 __device__ __forceinline__ void begin(const Block& b, RowsTags& tags) {
   const bool silent = b.program.phases[0].kind == TokenPhaseKind::kOut;
   if (!silent) tags.turn(WordKind::kResidual);
