@@ -1,11 +1,9 @@
 #include "checkpoint/synthetic.h"
 
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cmath>
 #include <cstring>
 
@@ -201,6 +199,9 @@ class PartialDirectory {
   static constexpr const char* kPartial = ".partial-";
 
   static void refuse_existing(const fs::path& path) {
+    std::error_code ignored;
+    if (fs::equivalent(path, fs::current_path(), ignored))
+      throw UsageError(path.string() + ": is the current directory; name a new one");
     if (fs::exists(path) && !(fs::is_directory(path) && fs::is_empty(path)))
       throw UsageError(path.string() + ": exists already; remove it or choose another name");
   }
@@ -210,18 +211,15 @@ class PartialDirectory {
     fs::create_directories(path.parent_path());
     return path;
   }
-  // What earlier processes that were killed have left under this name.
+  // What earlier processes that were killed have left under this name: whoever still works there would have the lock.
   void remove_leftovers() const {
     const std::string prefix = path_.filename().string() + kPartial;
     std::error_code ignored;
     for (const auto& entry : fs::directory_iterator(path_.parent_path(), ignored)) {
       const std::string name = entry.path().filename().string();
       if (!name.starts_with(prefix)) continue;
-      const std::string digits = name.substr(prefix.size());
-      pid_t process = 0;
-      const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), process);
-      const bool is_process = error == std::errc() && end == digits.data() + digits.size() && process > 0;
-      if (is_process && ::kill(process, 0) != 0 && errno == ESRCH) fs::remove_all(entry.path(), ignored);
+      const bool is_number = name.find_first_not_of("0123456789", prefix.size()) == std::string::npos;
+      if (is_number && name.size() > prefix.size()) fs::remove_all(entry.path(), ignored);
     }
   }
 

@@ -288,12 +288,14 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("--chunk", options->chunk, "Rows of a prefill step (default: as the engine on this backend)")
       ->check(between(1, 8192));
-  command
-      ->add_option("--synthetic", options->synthetic,
-                   "Random weights of this shape instead of a model: " + shapes + "; made in seconds")
-      ->type_name("SHAPE");
+  CLI::Option* const synthetic =
+      command
+          ->add_option("--synthetic", options->synthetic,
+                       "Random weights of this shape instead of a model: " + shapes + "; made in seconds")
+          ->type_name("SHAPE");
   command->add_option("--layers", options->layers, "With --synthetic: this many layers (default: all)")
-      ->check(between(1, 1000));
+      ->check(between(1, 1000))
+      ->needs(synthetic);
   command->add_flag("--profile", options->profile,
                     "Also show where the time goes: kernel by kernel (cuda) or stage by stage (cpu)");
   command->add_flag("--json", options->json, "Print JSON instead of the table");

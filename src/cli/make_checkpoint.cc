@@ -57,6 +57,9 @@ void add_make_checkpoint_command(CLI::App& app, int& exit_code) {
                    "Copy the tokenizer's files from this directory, so that it can chat")
       ->type_name("DIR");
   command->add_flag("-q,--quiet", options->quiet, "No progress");
+  command->footer(
+      "Writes to OUT.partial-N and renames that at the end. What a killed run leaves goes with the next of the\n"
+      "same name.");
   command->callback([options, &exit_code] { exit_code = run(*options); });
 }
 

@@ -22,6 +22,8 @@ struct ServeCommand {
 int serve(const ServeCommand& command) {
   ServeOptions options = command.serve;
   set_cache(options.engine.scheduler, command.cache_gb);
+  if (command.cache_gb == 0 && !options.engine.scheduler.cache_dir.empty())
+    throw UsageError("--cache-dir keeps what the cache in memory has, which --cache-gb 0 switches off; leave one out");
   options.engine.scheduler.cache_dir_bytes = static_cast<uint64_t>(command.cache_dir_gb * 1e9);
   options.engine = engine_options(command.model, options.engine.scheduler);
   if (options.access.api_key.empty())
@@ -76,7 +78,9 @@ void add_serve_command(CLI::App& app, int& exit_code) {
   command->add_option("--cache-dir-gb", options->cache_dir_gb, "Size limit of --cache-dir")
       ->check(between(0.0, 100000.0))
       ->capture_default_str();
-  command->footer("stdout gets one line, the URL, once requests are answered. SIGTERM and Ctrl-C end gracefully.");
+  command->footer(
+      "stdout gets one line, the URL, once requests are answered. SIGTERM and Ctrl-C end it:\n"
+      "running replies get ten seconds; a second signal cuts them at once.");
   add_model_options(*command, options->model);
   command->callback([options, &exit_code] { exit_code = serve(*options); });
 }

@@ -73,8 +73,10 @@ void Scheduler::submit(std::shared_ptr<Generation> generation) {
       throw RequestError(
           "token " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(shape_.vocab), "prompt");
   std::lock_guard lock(mutex_);
-  if (static_cast<int>(queue_.size()) >= options_.max_queue)
-    throw RequestError("the queue is full (" + std::to_string(queue_.size()) + " requests wait); try again later", "",
+  // Whoever finds a seat free passes the queue only.
+  const int waiting = static_cast<int>(queue_.size()) - std::max(0, options_.max_sequences - stats_.running);
+  if (waiting >= options_.max_queue)
+    throw RequestError("the queue is full (" + std::to_string(waiting) + " requests wait); try again later", "",
                        "queue_full");
   ++stats_.requests;
   stats_.prompt_tokens += static_cast<uint64_t>(prompt);

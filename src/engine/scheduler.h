@@ -30,7 +30,7 @@ namespace calla {
 struct SchedulerOptions {
   int context = 0;  // tokens a sequence may have, prompt and answer together; 0: the model's maximum, at most 32768
   int max_sequences = 8;  // that run at once
-  int max_queue = 64;     // requests that wait; more are refused
+  int max_queue = 64;     // requests that wait for a place among max_sequences; more are refused
   int prefill_chunk =
       512;  // tokens of a prompt between two looks at the other sequences (load_engine() asks the backend)
   int shared_chunk = 128;    // the same while others decode: smaller, so that their tokens keep coming

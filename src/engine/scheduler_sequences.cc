@@ -45,6 +45,15 @@ void Scheduler::drop_cancelled() {
   for (const auto& sequence : running_)
     if (!sequence->finished && sequence->generation->cancelled()) finish(*sequence, FinishReason::kCancelled);
   std::erase_if(running_, [](const auto& sequence) { return sequence->finished; });
+  std::vector<Waiting> gone;
+  {
+    std::lock_guard lock(mutex_);
+    const auto stays = [](const Waiting& waiting) { return !waiting.generation->cancelled(); };
+    const auto first = std::stable_partition(queue_.begin(), queue_.end(), stays);
+    std::move(first, queue_.end(), std::back_inserter(gone));
+    queue_.erase(first, queue_.end());
+  }
+  for (Waiting& waiting : gone) start(std::move(waiting.generation), waiting.since);  // which only ends it
 }
 
 void Scheduler::admit() {
@@ -209,6 +218,10 @@ void Scheduler::finish(Sequence& sequence, FinishReason reason, const std::strin
     result.decode_seconds = seconds_between(sequence.first_token, sequence.last_token);
   } else {
     result.prefill_seconds = seconds_between(sequence.started, Clock::now());
+  }
+  {
+    std::lock_guard lock(mutex_);  // its seat is free: whoever is told may come with the next request
+    stats_.running = static_cast<int>(std::ranges::count_if(running_, [](const auto& s) { return !s->finished; }));
   }
   sequence.generation->sink().on_finished(result);
 }

@@ -189,6 +189,29 @@ void ApiServer::log_left(const HttpExchange& exchange) {
   if (options_.log) options_.log(exchange.request().path + ": the client left; its request is cancelled");
 }
 
+namespace {
+
+// For the log; clients get their dialect's words.
+const char* end_name(ReplyEnd end) {
+  switch (end) {
+    case ReplyEnd::kStop:
+      return "stop";
+    case ReplyEnd::kStopString:
+      return "stop string";
+    case ReplyEnd::kToolCalls:
+      return "tool calls";
+    case ReplyEnd::kLength:
+      return "length";
+    case ReplyEnd::kCancelled:
+      return "cut by the server's end";
+    case ReplyEnd::kError:
+      return "error";
+  }
+  return "?";
+}
+
+}  // namespace
+
 void ApiServer::log_replies(const HttpExchange& exchange, const std::vector<ReplySummary>& summaries) {
   if (!options_.log) return;
   for (const ReplySummary& summary : summaries) {
@@ -197,7 +220,7 @@ void ApiServer::log_replies(const HttpExchange& exchange, const std::vector<Repl
                        std::to_string(result.cached_tokens) + " cached";
     if (!result.cache_note.empty()) line += " (" + result.cache_note + ")";
     line += ", " + duration(result.prefill_seconds) + "; reply " + std::to_string(result.generated_tokens) +
-            " tokens, " + duration(result.decode_seconds) + "; " + openai::finish_reason(summary.end);
+            " tokens, " + duration(result.decode_seconds) + "; " + end_name(summary.end);
     if (summary.end == ReplyEnd::kError) line += ": " + result.error;
     options_.log(line);
   }

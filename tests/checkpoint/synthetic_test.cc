@@ -1,7 +1,10 @@
 // Checkpoints with random weights: sizes, distribution, determinism, and what is left behind when writing fails.
 #include "checkpoint/synthetic.h"
 
+#include <unistd.h>
+
 #include <cmath>
+#include <fstream>
 
 #include "checkpoint/quantise.h"
 #include "model/load_model.h"
@@ -65,6 +68,24 @@ TEST(Synthetic, LoadsAsItWasMade) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(temp.path() / "deep"), {}), 1);
   for (const auto& entry : std::filesystem::directory_iterator(temp.path() / "deep/model"))
     EXPECT_THAT(entry.path().filename().string(), testing::Not(HasSubstr("partial")));
+}
+
+// A killed process may have had any number, this one's too.
+TEST(Synthetic, WhatKilledProcessesLeftUnderTheNameGoes) {
+  TempDirectory temp;
+  const std::string own = std::to_string(::getpid());
+  for (const std::string& name :
+       {std::string("model.partial-1"), std::string("model.partial-999999"), "model.partial-" + own}) {
+    std::filesystem::create_directories(temp.path() / name);
+    std::ofstream(temp.path() / name / "model-00001-of-00004.safetensors") << "old";
+  }
+  std::filesystem::create_directories(temp.path() / "model.partial-mine");
+  make_checkpoint(mini_options(), temp.path() / "model");
+  std::vector<std::string> left;
+  for (const auto& entry : std::filesystem::directory_iterator(temp.path()))
+    left.push_back(entry.path().filename().string());
+  EXPECT_THAT(left, testing::UnorderedElementsAre("model", "model.partial-mine"));
+  EXPECT_FALSE(std::filesystem::exists(temp.path() / "model/model-00001-of-00004.safetensors"));
 }
 
 // Any part of a tensor can be made on its own; seeds differ, equal seeds agree.

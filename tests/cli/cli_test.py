@@ -88,7 +88,8 @@ class Help(unittest.TestCase):
                      ["run", "x", "--model", "/does/not/exist"], ["eval"], ["bench", "--prompts", "0"],
                      ["run", "x", "--ablate", "nothing-of-that-name"], ["run", "x", "--ablate", "all"],
                      ["bench", "--ablate", "all", "--ablate", "avx512"], ["bench", "--ablate", "all", "-b", "reference"],
-                     ["run", "x", "--min-p", "nan"],
+                     ["run", "x", "--min-p", "nan"], ["bench", "--layers", "2"], ["make-checkpoint", "."],
+                     ["serve", "--cache-gb", "0", "--cache-dir", "/tmp/never-made"],
                      ["run", "x", "--temp", "hot"], ["run", "x", "--seed", "-1"], ["run", "x", "--greedy", "--temp", "1"],
                      ["run", "x", "--stop", ""], ["eval", "--text", CALLA], ["run", "x", "--model", "y" * 5000]]:
             result = calla(*args)

@@ -273,16 +273,44 @@ TEST_P(SchedulerTest, ConstraintsAreObeyed) {
 
 TEST_P(SchedulerTest, QueueIsBounded) {
   SchedulerOptions options;
+  options.max_sequences = 1;
   options.max_queue = 2;
   auto scheduler = make(options);
-  start(*scheduler, request(prompt(5, 1), 2));
-  start(*scheduler, request(prompt(5, 2), 2));
+  for (unsigned i = 1; i <= 3; ++i) start(*scheduler, request(prompt(5, i), 2));  // one has a seat
   try {
-    start(*scheduler, request(prompt(5, 3), 2));
+    start(*scheduler, request(prompt(5, 4), 2));
     FAIL();
   } catch (const RequestError& e) {
     EXPECT_EQ(e.code(), "queue_full");
   }
+}
+
+TEST_P(SchedulerTest, WithoutAQueueWhatFindsASeatRuns) {
+  SchedulerOptions options;
+  options.max_sequences = 2;
+  options.max_queue = 0;
+  auto scheduler = make(options);
+  EXPECT_EQ(finish(*scheduler, request(prompt(5, 1), 2))->tokens.size(), 2u);
+  start(*scheduler, request(prompt(5, 2), 2));
+  start(*scheduler, request(prompt(5, 3), 2));
+  EXPECT_THROW(start(*scheduler, request(prompt(5, 4), 2)), RequestError);
+}
+
+// Behind one that still waits.
+TEST_P(SchedulerTest, WhoLeavesWhileWaitingLeavesTheQueue) {
+  SchedulerOptions options;
+  options.max_sequences = 1;
+  options.max_queue = 2;
+  auto scheduler = make(options);
+  start(*scheduler, request(prompt(5, 1), 50));
+  scheduler->step();
+  start(*scheduler, request(prompt(5, 2), 2));
+  const Job left = start(*scheduler, request(prompt(5, 3), 2));
+  left.generation->cancel();
+  scheduler->step();
+  EXPECT_EQ(left.sink->result.reason, FinishReason::kCancelled);
+  EXPECT_EQ(scheduler->stats().queued, 1);
+  EXPECT_NO_THROW(start(*scheduler, request(prompt(5, 4), 2)));
 }
 
 // Random turns, edits, cancels in the prefill or the answer, in one scheduler with a small pool: each finished answer
