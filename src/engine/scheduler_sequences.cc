@@ -48,10 +48,12 @@ void Scheduler::drop_cancelled() {
   std::vector<Waiting> gone;
   {
     std::lock_guard lock(mutex_);
-    const auto stays = [](const Waiting& waiting) { return !waiting.generation->cancelled(); };
-    const auto first = std::stable_partition(queue_.begin(), queue_.end(), stays);
-    std::move(first, queue_.end(), std::back_inserter(gone));
-    queue_.erase(first, queue_.end());
+    const auto left = [](const Waiting& waiting) { return waiting.generation->cancelled(); };
+    for (auto next = std::find_if(queue_.begin(), queue_.end(), left); next != queue_.end();
+         next = std::find_if(next, queue_.end(), left)) {
+      gone.push_back(std::move(*next));
+      next = queue_.erase(next);
+    }
   }
   for (Waiting& waiting : gone) start(std::move(waiting.generation), waiting.since);  // which only ends it
 }
@@ -65,12 +67,9 @@ void Scheduler::admit() {
       stats_.snapshots = static_cast<int>(cache_.size());
       stats_.free_pages = pool_.free_pages();
       if (queue_.empty()) return;
-      const bool cancelled = queue_.front().generation->cancelled();
-      if (!cancelled) {
-        if (static_cast<int>(running_.size()) >= options_.max_sequences) return;
-        const int pages = std::min(reservation(queue_.front().generation->request()), pool_.plan().kv_pages);
-        if (!running_.empty() && reserved_pages_ + pages > pool_.plan().kv_pages) return;
-      }
+      if (static_cast<int>(running_.size()) >= options_.max_sequences) return;
+      const int pages = std::min(reservation(queue_.front().generation->request()), pool_.plan().kv_pages);
+      if (!running_.empty() && reserved_pages_ + pages > pool_.plan().kv_pages) return;
       next = std::move(queue_.front());
       queue_.pop_front();
     }
