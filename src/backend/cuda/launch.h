@@ -16,15 +16,32 @@ struct Launch {
   DeviceInfo device;
 };
 
+// Lets a kernel have more shared memory than the 48 KB that it may have unasked.
+template <class... Params>
+void allow_shared(void (*kernel)(Params...), size_t shared_bytes) {
+  if (shared_bytes <= 48 * 1024) return;
+  cuda_check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(shared_bytes)),
+             "shared memory of a kernel");
+}
+
+// True if the card can run all `blocks` of a kernel at once, without which one whose blocks wait for each other would
+// not end.
+template <class... Params>
+bool runs_at_once(const DeviceInfo& device, void (*kernel)(Params...), int blocks, int threads, size_t shared_bytes) {
+  if (device.shared_per_block < static_cast<int>(shared_bytes)) return false;
+  allow_shared(kernel, shared_bytes);
+  int each = 0;
+  cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, shared_bytes), "blocks of a kernel");
+  return each * device.multiprocessors >= blocks;
+}
+
 // Launches with programmatic dependent launch if `launch.dependent`; the kernel then calls grid_dependency_wait()
 // before it touches what earlier kernels read or write. `cluster` > 1: blocks of a cluster along x.
 template <class... Params, class... Args>
 void launch_kernel(const Launch& launch, void (*kernel)(Params...), dim3 grid, unsigned threads, size_t shared_bytes,
                    unsigned cluster, Args... args) {
-  if (shared_bytes > 48 * 1024)
-    cuda_check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(shared_bytes)),
-               "shared memory of a kernel");
+  allow_shared(kernel, shared_bytes);
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(threads);

@@ -294,15 +294,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 }  // namespace rows
 
 bool rows_program_runs(const DeviceInfo& device) {
-  if (!device.is_hopper() || device.shared_per_block < static_cast<int>(rows::kSharedBytes)) return false;
-  const auto* kernel = reinterpret_cast<const void*>(rows::rows_program_kernel);
-  cuda_check(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(rows::kSharedBytes)),
-      "shared memory of a kernel");
-  int blocks = 0;
-  cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, rows::kThreads, rows::kSharedBytes),
-             "blocks of a kernel");
-  return blocks * device.multiprocessors >= token::kBlocks;
+  return device.is_hopper() &&
+         runs_at_once(device, rows::rows_program_kernel, token::kBlocks, rows::kThreads, rows::kSharedBytes);
 }
 
 void run_rows_program(const Launch& launch, const TokenProgram& program, int first_row, int rows, RowsWords* words) {

@@ -257,15 +257,8 @@ __global__ void __launch_bounds__(kThreads, 1) token_program_kernel(const __grid
 }  // namespace token
 
 bool token_program_runs(const DeviceInfo& device) {
-  if (!device.is_hopper() || device.shared_per_block < static_cast<int>(token::kSharedBytes)) return false;
-  const auto* kernel = reinterpret_cast<const void*>(token::token_program_kernel);
-  cuda_check(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(token::kSharedBytes)),
-      "shared memory of a kernel");
-  int blocks = 0;
-  cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, token::kThreads, token::kSharedBytes),
-             "blocks of a kernel");
-  return blocks * device.multiprocessors >= token::kBlocks;
+  return device.is_hopper() &&
+         runs_at_once(device, token::token_program_kernel, token::kBlocks, token::kThreads, token::kSharedBytes);
 }
 
 bool token_program_fits(const LayerOnDevice& l) {
