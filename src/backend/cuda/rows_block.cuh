@@ -97,11 +97,13 @@ struct Items {
   int total;
 };
 
+using RingPlace = Place<kSlots>;
+
 struct BlockMemory {
   alignas(128) Area area;
   uint64_t full[kSlots], empty[kSlots];
   uint64_t listed;          // the experts, for the producer
-  uint64_t calm;            // the logits have been received: no exchange for a while
+  uint64_t calm;            // the logits are sent: no large exchange for a while
   uint64_t updated[kMost];  // a row's part of the state, in its slot
   int state_slot[kMost];
   alignas(16) float residual[kMost][kTileRows];
@@ -113,13 +115,14 @@ struct BlockMemory {
   int16_t ids[kMost][kExpertsPerToken];
   float weights[kMost][kChoices];
   Items items;
+  // What goes on from phase to phase, as of a phase's start. In registers it would be put aside.
+  uint32_t tags;
+  RingPlace place;      // of the consumers
   uint32_t first_tile;  // where the phase starts to count its up tiles
   int tile_of[kSlots];  // which up tile a slot has
 };
 inline constexpr size_t kSharedBytes = size_t{kSlots} * kSlotBytes + sizeof(BlockMemory);
 static_assert(kSharedBytes <= 232448, "what a block may take");
-
-using RingPlace = Place<kSlots>;
 
 struct Block {
   const TokenProgram& program;
@@ -284,9 +287,8 @@ __device__ __forceinline__ void stage_residual(const Block& b, std::byte* x, uin
   WideWord w[kRounds];
   float v[2];
   const uint32_t* from = &b.words.squares[warp / 2 < b.rows ? warp / 2 : 0][warp % 2 * 64 + lane];
-  receive(
-      w, [&](int i) { return i * 2 + warp % 2 < b.rows ? &b.words.residual[i * 2 + warp % 2][piece] : nullptr; }, v,
-      [&](int i) { return from + i * 32; }, tag);
+  receive<2 * (kHidden / 8)>(
+      w, &b.words.residual[warp % 2][piece], (b.rows + 1 - warp % 2) / 2, v, [&](int i) { return from + i * 32; }, tag);
 #pragma unroll
   for (int i = 0; i < kRounds; ++i)
     *reinterpret_cast<uint4*>(x + static_cast<uint32_t>(i * 2 + warp % 2) * row_bytes(kHidden) + piece * 16) =

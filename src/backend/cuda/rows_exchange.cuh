@@ -55,35 +55,34 @@ __device__ __forceinline__ void give_up() {
   asm volatile("st.global.u32 [%0], %1;" ::"l"(uint64_t{0}), "r"(0) : "memory");
 }
 
-// A thread's words on their way: asked for all together, and again those that had not arrived, until all lanes' have.
-// While the first is missing only that one is asked for again: whoever waits must not fill the way.
-// `At(i)` is where word i is, or null.
-template <int kCount, class At>
-__device__ __forceinline__ void receive(WideWord (&w)[kCount], const At& at, uint32_t tag) {
+// A thread's words on their way, kStride apart from `from` on, the first `count` of them: asked for all together, and again
+// those that had not arrived, until all lanes' have. While the first is missing only that one is asked for again: whoever
+// waits must not fill the way.
+template <int kStride, int kMostWords>
+__device__ __forceinline__ void receive(WideWord (&w)[kMostWords], const WideWord* from, int count, uint32_t tag) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const WideWord* from = at(i);
-    w[i] = from != nullptr ? peek(from) : WideWord{0, 0, 0, tag};
+  for (int i = 0; i < kMostWords; ++i) {
+    w[i] = {0, 0, 0, tag};
+    if (i < count) w[i] = peek(from + i * kStride);
   }
   for (unsigned tries = 0;; ++tries) {
     bool arrived = true;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) arrived &= has(w[i], tag);
+    for (int i = 0; i < kMostWords; ++i) arrived &= has(w[i], tag);
     if (__all_sync(0xffffffffu, arrived)) break;
     if (tries == token::kMostTries) give_up();
     const bool first = has(w[0], tag);
-    if (!first) w[0] = peek(at(0));
+    if (!first) w[0] = peek(from);
 #pragma unroll
-    for (int i = 1; i < kCount; ++i)
-      if (first && !has(w[i], tag)) w[i] = peek(at(i));
+    for (int i = 1; i < kMostWords; ++i)
+      if (first && !has(w[i], tag)) w[i] = peek(from + i * kStride);
   }
 #pragma unroll
   for (WideWord& word : w) word.part[3] = untagged(word.part[3]);
 }
 __device__ __forceinline__ WideWord receive(const WideWord* from, uint32_t tag) {
   WideWord w[1];
-  receive(
-      w, [&](int) { return from; }, tag);
+  receive<1>(w, from, 1, tag);
   return w[0];
 }
 // Single numbers, and words beside them.
@@ -118,11 +117,11 @@ template <int kCount, class At>
 __device__ __forceinline__ void receive(float (&v)[kCount], const At& at, uint32_t tag) {
   Numbers<kCount, At>(at, tag).finish(v);
 }
-template <int kCount, class At, int kNumbers, class NumberAt>
-__device__ __forceinline__ void receive(WideWord (&w)[kCount], const At& at, float (&v)[kNumbers],
-                                        const NumberAt& number_at, uint32_t tag) {
+template <int kStride, int kMostWords, int kNumbers, class NumberAt>
+__device__ __forceinline__ void receive(WideWord (&w)[kMostWords], const WideWord* from, int count,
+                                        float (&v)[kNumbers], const NumberAt& number_at, uint32_t tag) {
   Numbers<kNumbers, NumberAt> numbers(number_at, tag);
-  receive(w, at, tag);
+  receive<kStride>(w, from, count, tag);
   numbers.finish(v);
 }
 

@@ -320,8 +320,7 @@ __device__ __forceinline__ void stage_hidden(const Block& b, uint32_t tag) {
   const int count = b.rows * kChoices * kPieces;
   const WideWord* from = &b.words.hidden[0][0];
   WideWord w[kRounds];
-  receive(
-      w, [&](int i) { return i * kWorkers + b.tid < count ? from + i * kWorkers + b.tid : nullptr; }, tag);
+  receive<kWorkers>(w, from + b.tid, (count - b.tid + kWorkers - 1) / kWorkers, tag);
 #pragma unroll
   for (int i = 0; i < kRounds; ++i) {
     const int at = i * kWorkers + b.tid;
@@ -339,8 +338,7 @@ __device__ __forceinline__ void choose(const Block& b, uint32_t tag) {
   BlockMemory& s = b.s;
   UpArea& area = s.area.up;
   WideWord w[2];  // rows 0..3 and 4..7 of an expert
-  receive(
-      w, [&](int i) { return i * 4 < b.rows ? &b.words.logits[b.tid][i] : nullptr; }, tag);
+  receive<1>(w, b.words.logits[b.tid], (b.rows + 3) / 4, tag);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const float4 v = as_floats(w[i]);
@@ -350,7 +348,6 @@ __device__ __forceinline__ void choose(const Block& b, uint32_t tag) {
     area.logits[4 * i + 3][b.tid] = v.w;
   }
   half_barrier();
-  if (b.tid == 0) barrier_arrive(&s.calm);
   if (warp < b.rows) {
     const float* logits = area.logits[warp];
     const int id = choose_ids([&](int i) { return logits[i]; }, token::kExperts);
@@ -424,6 +421,7 @@ __device__ __forceinline__ void experts_phase(const Block& b, const TokenPhase& 
       b.program.a.moe_input[b.at(row, kHidden) + block * kTileRows + output] =
           __float2half_rn(s.residual[row][output] * own_norm * (row_factor(b, row) / kRowScale));
   }
+  if (b.tid == 0) barrier_arrive(&s.calm);
   if (warp >= kWarps / 2) {
     shared_up(b, ring, tags.of(WordKind::kExperts));
   } else {

@@ -214,8 +214,7 @@ __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, R
     receive_gates(b, p, at, tags.of(WordKind::kGdn));
   } else if (row < b.rows) {
     WideWord w[2];
-    receive(
-        w, [&](int i) { return &b.words.qk[at.key_head][row][i * 32 + lane]; }, tags.of(WordKind::kGdn));
+    receive<32>(w, &b.words.qk[at.key_head][row][lane], 2, tags.of(WordKind::kGdn));
 #pragma unroll
     for (int i = 0; i < 2; ++i) reinterpret_cast<float4*>(area.qk[row])[i * 32 + lane] = as_floats(w[i]);
   }

@@ -26,8 +26,8 @@ __device__ __forceinline__ void out_phase(const Block& b, RingPlace& ring, bool 
       squares[row] = 0;
     }
   } else {
-    receive(
-        w, [&](int row) { return row < b.rows ? &b.words.mixed[row][piece] : nullptr; }, squares,
+    receive<kMixed / 8>(
+        w, &b.words.mixed[0][piece], b.rows, squares,
         [&](int row) { return &b.words.mixed_squares[row < b.rows ? row : 0][sender]; }, tags.of(WordKind::kMixed));
   }
 #pragma unroll

@@ -251,18 +251,20 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   take_registers<kConsumerRegisters>();
   grid_dependency_wait();
-  RowsTags tags(__ldcg(&words->tags));
   if (threadIdx.x == 0) s.first_tile = __ldcg(&words->first_tile);
   {
+    RowsTags tags(__ldcg(&words->tags));
     const Block b(program, first_row, rows, words, ring);
     bring_norm(b, 0);
     consumer_barrier();
     begin(b, tags);
+    if (b.tid == 0) s.tags = tags.bits(), s.place = RingPlace();
     consumer_barrier();  // the next norm takes this one's place
   }
-  RingPlace at;
 #pragma unroll 1
   for (int i = 0; i < program.count; ++i) {
+    RowsTags tags(s.tags);
+    RingPlace at = s.place;
     const Block b(program, first_row, rows, words, ring);
     const TokenPhase& p = program.phases[i];
     const bool last = i + 1 == program.count;
@@ -281,11 +283,12 @@ __global__ void __launch_bounds__(kThreads, 1)
         experts_phase(b, p, at, last, tags);
         break;
     }
+    if (b.tid == 0) s.tags = tags.bits(), s.place = at;
     consumer_barrier();  // the next phase uses the same memory
   }
   // Every block has sent something of this launch, so it has read them.
   if (blockIdx.x == 0 && threadIdx.x == 0) {
-    words->tags = tags.bits();
+    words->tags = s.tags;
     words->first_tile = s.first_tile;
   }
 }
