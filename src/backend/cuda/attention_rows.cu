@@ -81,13 +81,15 @@ __global__ void __launch_bounds__(256) attention_prepare_kernel(AttentionParams 
   }
 }
 
-// Pages [first, last) of split `split`.
+// Pages [first, last) of a split. They are shared out evenly among the first `used_splits`: none has more than one page more
+// than another.
 struct PageRange {
   int first, last;
 };
+__device__ __forceinline__ int used_splits(int pages, int splits) { return min(pages, splits); }
 __device__ __forceinline__ PageRange split_pages(int pages, int split, int splits) {
-  const int share = (pages + splits - 1) / splits;
-  return {min(split * share, pages), min((split + 1) * share, pages)};
+  const int used = used_splits(pages, splits);
+  return {min(split, used) * pages / used, min(split + 1, used) * pages / used};
 }
 
 __device__ __forceinline__ int row_length(const StepView& step, int row, StepSequence& sequence) {
@@ -279,7 +281,7 @@ __global__ void __launch_bounds__(kMergeThreads) attention_merge(AttentionParams
   const int dim = static_cast<int>(blockIdx.x) % kBlocksPerHead * kMergeDims + column;
   StepSequence sequence;
   const int pages = (row_length(p.step, row, sequence) + kKvPageRows - 1) / kKvPageRows;
-  const int share = (pages + p.splits - 1) / p.splits, used = (pages + share - 1) / share;
+  const int used = used_splits(pages, p.splits);
   grid_dependency_wait();
   const float* from = p.partial + (static_cast<size_t>(row) * p.q_heads + head) * p.splits * kPartialFloats;
   const float output_gate = __ldcg(p.projected + row * p.stride + head * 2 * kHeadDim + kHeadDim + dim);
