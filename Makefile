@@ -79,8 +79,8 @@ metal-full: metal
 	ctest --preset metal --parallel $(JOBS) --label-regex '^metal-full$$' --timeout 7200
 
 SLOW_UNDER_SANITIZERS = Golden|ActivationSum|LongText|tokenizer_reference|server_suite
-TSAN_TARGETS = scheduler_test
-TSAN_TESTS = SchedulerTest.*/cpu
+TSAN_TARGETS = scheduler_test background_copies_test
+TSAN_TESTS = SchedulerTest.*/cpu|BackgroundCopies
 
 bench: build
 	build/calla bench

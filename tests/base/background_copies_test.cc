@@ -1,0 +1,69 @@
+// BackgroundCopies: every copy is whole when wait() returns, whatever its size, and in whatever order they are waited for.
+#include "base/background_copies.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+namespace calla {
+namespace {
+
+std::vector<uint32_t> numbers(size_t count, uint32_t first) {
+  std::vector<uint32_t> v(count);
+  std::iota(v.begin(), v.end(), first);
+  return v;
+}
+
+TEST(BackgroundCopies, MakesCopiesOfAnySize) {
+  // Around a thread's piece of 1 MiB, and none at all.
+  const std::vector<size_t> counts = {1, 0, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, 5, 3 << 18, 0};
+  for (const int threads : {1, 4}) {
+    BackgroundCopies copies(threads);
+    std::vector<std::vector<uint32_t>> from, to;
+    for (size_t i = 0; i < counts.size(); ++i) {
+      from.push_back(numbers(counts[i], static_cast<uint32_t>(i * 1000)));
+      to.emplace_back(counts[i]);
+    }
+    std::vector<uint64_t> started;
+    for (size_t i = 0; i < counts.size(); ++i)
+      started.push_back(copies.start(to[i].data(), from[i].data(), counts[i] * sizeof(uint32_t)));
+    for (size_t i = counts.size(); i-- > 0;) {  // the last first
+      copies.wait(started[i]);
+      EXPECT_EQ(to[i], from[i]) << "copy " << i << " with " << threads << " threads";
+    }
+    for (const uint64_t copy : started) copies.wait(copy);  // once more costs nothing
+  }
+}
+
+// As an upload does it: a few buffers in turn, each used again when its contents have gone.
+TEST(BackgroundCopies, BuffersAreUsedAgain) {
+  constexpr size_t kPart = size_t{1} << 19, kParts = 64, kBuffers = 4;
+  const std::vector<uint32_t> from = numbers(kPart * kParts, 7);
+  std::vector<uint32_t> to(from.size());
+  std::vector<std::vector<uint32_t>> buffers(kBuffers, std::vector<uint32_t>(kPart));
+  BackgroundCopies copies(3);
+  std::vector<uint64_t> started;
+  const auto finish = [&](size_t part) {
+    copies.wait(started[part]);
+    std::copy_n(buffers[part % kBuffers].begin(), kPart, to.begin() + static_cast<std::ptrdiff_t>(part * kPart));
+  };
+  for (size_t part = 0; part < kParts; ++part) {
+    if (part >= kBuffers) finish(part - kBuffers);
+    started.push_back(copies.start(buffers[part % kBuffers].data(), from.data() + part * kPart, kPart * 4));
+  }
+  for (size_t part = kParts - kBuffers; part < kParts; ++part) finish(part);
+  EXPECT_EQ(to, from);
+}
+
+TEST(BackgroundCopies, EndsWithCopiesLeft) {
+  constexpr size_t kEach = size_t{1} << 18;
+  const std::vector<uint32_t> from = numbers(kEach * 20, 1);
+  std::vector<uint32_t> to(from.size());
+  BackgroundCopies copies(2);
+  for (size_t i = 0; i < 20; ++i) copies.start(to.data() + i * kEach, from.data() + i * kEach, kEach * 4);
+}
+
+}  // namespace
+}  // namespace calla
