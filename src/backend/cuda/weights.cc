@@ -6,10 +6,13 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <numeric>
 
 #include "backend/cuda/pack.h"
 #include "backend/weights_outline.h"
+#include "base/background_copies.h"
 #include "base/thread_pool.h"
 
 namespace calla::cuda {
@@ -29,8 +32,9 @@ bool is_synthetic(const WeightMatrix& m) { return m.codes == nullptr && m.values
 
 }  // namespace
 
-// Copies through two page-locked buffers: while one travels, the next is filled from the mapping by a few threads
-// (which also takes the page faults).
+// Copies through page-locked buffers: half of them are filled from the mapping by several threads (which also takes the page
+// faults) while the other half travels. So what is to be done on the device waits in a queue until its data are on their
+// way: send() does the oldest, and the stream keeps the order.
 class WeightUploader {
  public:
   WeightUploader(DeviceWeights& weights, cudaStream_t stream, size_t total,
@@ -68,7 +72,7 @@ class WeightUploader {
         break;
       }
       const RawView source = stage(*part, 0);
-      pack_tiles(out.view, 1, out.columns[i++] / kTileRows, TileRows::kPlain, source, source, stream_);
+      pack_staged(out.view, 1, out.columns[i++] / kTileRows, TileRows::kPlain, source, source);
     }
     return out;
   }
@@ -101,9 +105,9 @@ class WeightUploader {
     }
     const RawView gate_source = stage(gate, 0);
     const RawView up_source = stage(up, align(code_bytes(gate)) + 2 * align(scale_bytes(gate)));
-    pack_tiles(out.up, out.count, 0, TileRows::kSwiglu, gate_source, up_source, stream_);
+    pack_staged(out.up, out.count, 0, TileRows::kSwiglu, gate_source, up_source);
     const RawView down_source = stage(down, 0);
-    pack_tiles(out.down, out.count, 0, TileRows::kPlain, down_source, down_source, stream_);
+    pack_staged(out.down, out.count, 0, TileRows::kPlain, down_source, down_source);
     return out;
   }
 
@@ -132,12 +136,15 @@ class WeightUploader {
   static size_t staging_bytes(const WeightMatrix& m) { return align(code_bytes(m)) + 2 * align(scale_bytes(m)); }
 
   void finish() {
+    while (!queue_.empty()) send();
     cuda_check(cudaStreamSynchronize(stream_), "upload of the weights");
     if (on_upload_) on_upload_(static_cast<double>(total_), static_cast<double>(total_));
   }
 
  private:
-  static constexpr size_t kChunk = size_t{32} << 20;
+  static constexpr size_t kBuffers = 8, kPart = size_t{8} << 20;  // bytes of a buffer
+  static constexpr size_t kSmall = size_t{1} << 20;               // is copied at once, so it need not last
+  static constexpr int kMostThreads = 12;                         // more brought no more
 
   static RawView shape_of(const WeightMatrix& m) {
     RawView v;
@@ -186,30 +193,43 @@ class WeightUploader {
     return v;
   }
 
+  void pack_staged(const PackedView& to, int stack, int first_tile, TileRows rows, const RawView& first,
+                   const RawView& second) {
+    queue_.push_back([=, this] { pack_tiles(to, stack, first_tile, rows, first, second, stream_); });
+  }
+
   void copy(void* to, const void* from, size_t bytes) {
-    for (size_t done = 0; done < bytes; done += kChunk) {
-      const size_t n = std::min(kChunk, bytes - done);
-      Buffer& buffer = buffers_[next_++ % buffers_.size()];
-      buffer.free.synchronize();
+    for (size_t done = 0; done < bytes; done += kPart) {
+      while (filling_ >= kBuffers / 2) send();
+      const size_t n = std::min(kPart, bytes - done);
+      Buffer& buffer = buffers_[next_++ % kBuffers];
+      buffer.free.synchronize();  // it was sent kBuffers / 2 parts ago
       const auto* source = static_cast<const std::byte*>(from) + done;
-      if (n < (size_t{1} << 20)) {
+      uint64_t fill = 0;
+      if (n < kSmall) {
         std::memcpy(buffer.memory.data(), source, n);
       } else {
-        pool_.parallel_for(n, size_t{1} << 20, [&](size_t begin, size_t end, int) {
-          std::memcpy(buffer.memory.data() + begin, source + begin, end - begin);
-        });
+        fill = fills_.start(buffer.memory.data(), source, n);
       }
-      cuda_check(
-          cudaMemcpyAsync(static_cast<std::byte*>(to) + done, buffer.memory.data(), n, cudaMemcpyHostToDevice, stream_),
-          "upload of the weights");
-      buffer.free.record(stream_);
-      sent_ += n;
-      if (on_upload_ && n == kChunk) on_upload_(static_cast<double>(sent_), static_cast<double>(total_));
+      ++filling_;
+      queue_.push_back([=, this, &buffer, to = static_cast<std::byte*>(to) + done] {
+        if (n >= kSmall) fills_.wait(fill);
+        cuda_check(cudaMemcpyAsync(to, buffer.memory.data(), n, cudaMemcpyHostToDevice, stream_),
+                   "upload of the weights");
+        buffer.free.record(stream_);
+        --filling_;
+        sent_ += n;
+        if (on_upload_ && n == kPart) on_upload_(static_cast<double>(sent_), static_cast<double>(total_));
+      });
     }
+  }
+  void send() {
+    queue_.front()();
+    queue_.pop_front();
   }
 
   struct Buffer {
-    PinnedArray<std::byte> memory{kChunk, "page-locked upload buffer"};
+    PinnedArray<std::byte> memory{kPart, "page-locked upload buffer"};
     Event free;
   };
 
@@ -218,9 +238,11 @@ class WeightUploader {
   const size_t total_;
   const std::function<void(double, double)>& on_upload_;
   size_t sent_ = 0;
-  ThreadPool pool_{std::min(8, available_cores())};
-  std::array<Buffer, 2> buffers_;
-  size_t next_ = 0;
+  std::array<Buffer, kBuffers> buffers_;
+  size_t next_ = 0;                                                    // part, counted from 0
+  size_t filling_ = 0;                                                 // parts that are not sent yet
+  BackgroundCopies fills_{std::min(kMostThreads, available_cores())};  // before the buffers, it goes
+  std::deque<std::function<void()>> queue_;
   DeviceBytes staging_;
   uint64_t seed_ = 0;
 };
