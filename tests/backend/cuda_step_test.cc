@@ -147,40 +147,95 @@ TEST_F(CudaStep, RowsOfABatchDoNotDisturbEachOther) {
   }
 }
 
-// Four layers of the real widths: the first logits of sequences that start with the given tokens.
+// Four layers of the real widths, a first token for each of some sequences.
 class CudaProgram : public CudaStep {
  protected:
-  using Logits = std::vector<std::vector<float>>;  // of each sequence
+  using Rows = std::vector<std::vector<float>>;  // of each sequence
 
-  Logits first_logits(const std::vector<TokenId>& tokens, std::vector<std::string> ablate) {
-    const int count = static_cast<int>(tokens.size());
-    BackendOptions options;
-    options.max_rows = options.max_heads = count;
-    options.ablate = std::move(ablate);
-    const auto backend = create_cuda_backend(shape_, weights_, options);
-    backend->allocate_state({count, count});
-    std::vector<int32_t> pages(tokens.size());
-    std::vector<SequenceRows> sequences;
-    std::vector<HeadRow> heads(tokens.size());
-    for (int i = 0; i < count; ++i) {
-      backend->clear_recurrent(i);
-      pages[static_cast<size_t>(i)] = i;
-      sequences.push_back({i, std::span(&pages[static_cast<size_t>(i)], 1), 0, 1});
-      heads[static_cast<size_t>(i)].row = heads[static_cast<size_t>(i)].sequence = i;
+  // A backend and the first step of sequences that start with the given tokens.
+  class FirstStep {
+   public:
+    FirstStep(const CudaProgram& test, std::vector<TokenId> tokens, std::vector<std::string> ablate)
+        : shape_(test.shape_), tokens_(std::move(tokens)), pages_(tokens_.size()), heads_(tokens_.size()) {
+      const int count = static_cast<int>(tokens_.size());
+      BackendOptions options;
+      options.max_rows = options.max_heads = count;
+      options.ablate = std::move(ablate);
+      options.replay_steps = false;
+      backend_ = create_cuda_backend(shape_, test.weights_, options);
+      backend_->allocate_state({count, count});
+      for (int i = 0; i < count; ++i) {
+        backend_->clear_recurrent(i);
+        pages_[static_cast<size_t>(i)] = i;
+        sequences_.push_back({i, std::span(&pages_[static_cast<size_t>(i)], 1), 0, 1});
+        heads_[static_cast<size_t>(i)].row = heads_[static_cast<size_t>(i)].sequence = i;
+      }
+      batch_.tokens = tokens_;
+      batch_.sequences = sequences_;
+      batch_.heads = heads_;
+      batch_.want_logits = true;
     }
-    Batch batch;
-    batch.tokens = tokens;
-    batch.sequences = sequences;
-    batch.heads = heads;
-    batch.want_logits = true;
-    const StepId step = forward(*backend, shape_, batch);
-    backend->wait(step);
-    Logits logits;
-    for (int i = 0; i < count; ++i) {
-      const std::span<const float> row = backend->logits(step, i);
-      logits.emplace_back(row.begin(), row.end());
+    Rows logits() {
+      const StepId step = forward(*backend_, shape_, batch_);
+      backend_->wait(step);
+      Rows logits;
+      for (size_t i = 0; i < tokens_.size(); ++i) {
+        const std::span<const float> row = backend_->logits(step, static_cast<int>(i));
+        logits.emplace_back(row.begin(), row.end());
+      }
+      return logits;
     }
-    return logits;
+
+    // The same layer by layer.
+    void begin() {
+      backend_->begin(batch_);
+      backend_->embed();
+    }
+    void run_layer(int layer) {
+      Backend& b = *backend_;
+      if (shape_.layer_kinds[static_cast<size_t>(layer)] == LayerKind::kGatedDeltaNet) {
+        b.project_gdn(layer);
+        b.mix_gdn(layer);
+      } else {
+        b.project_attention(layer);
+        b.prepare_attention(layer);
+        b.attend(layer);
+      }
+      b.project_residual(layer);
+      b.route(layer);
+      b.group_rows(layer);
+      b.experts_up(layer);
+      b.experts_down(layer);
+    }
+    void end() { backend_->wait(backend_->submit()); }
+    Rows read(Slot slot) {
+      const auto width = static_cast<size_t>(slot_width(slot, shape_));
+      std::vector<float> all(width * tokens_.size());
+      backend_->read_slot(slot, all);
+      Rows rows;
+      for (size_t i = 0; i < tokens_.size(); ++i)
+        rows.emplace_back(all.begin() + static_cast<std::ptrdiff_t>(i * width),
+                          all.begin() + static_cast<std::ptrdiff_t>((i + 1) * width));
+      return rows;
+    }
+    void write(Slot slot, const Rows& rows) {
+      std::vector<float> all;
+      for (const auto& row : rows) all.insert(all.end(), row.begin(), row.end());
+      backend_->write_slot(slot, all);
+    }
+
+   private:
+    const ModelShape& shape_;
+    std::vector<TokenId> tokens_;
+    std::vector<int32_t> pages_;
+    std::vector<SequenceRows> sequences_;
+    std::vector<HeadRow> heads_;
+    Batch batch_;
+    std::unique_ptr<Backend> backend_;
+  };
+
+  Rows first_logits(const std::vector<TokenId>& tokens, std::vector<std::string> ablate) {
+    return FirstStep(*this, tokens, std::move(ablate)).logits();
   }
   static std::vector<TokenId> some_tokens(int count) {
     std::vector<TokenId> tokens;
@@ -195,32 +250,73 @@ class CudaProgram : public CudaStep {
     }
     return std::sqrt(difference / norm);
   }
+  // Weights of the experts in `ids` that are not in `others`, in ascending order.
+  static std::vector<float> weights_of_others(const std::vector<float>& ids, const std::vector<float>& weights,
+                                              const std::vector<float>& others) {
+    std::vector<float> found;
+    for (size_t i = 0; i < ids.size(); ++i)
+      if (std::find(others.begin(), others.end(), ids[i]) == others.end()) found.push_back(weights[i]);
+    std::sort(found.begin(), found.end());
+    return found;
+  }
 
+  const std::vector<std::string> no_programs_ = {"token-program", "rows-program"};
   const ModelShape shape_ = real_shape(4);
   const ModelWeights weights_ = outline_weights(shape_, 17);
 };
 
-// 1: the token program; 11: two programs. 2e-3 to 6e-3 are seen: fixed point or fp16 against fp16, through four layers. A row
-// may choose another expert where two are close, and is then somewhere else altogether; few may.
-TEST_F(CudaProgram, ComputesWhatItsStagesDo) {
+// 1: the token program; 11: two programs. Each layer gets the same input in both. Where two experts are as good as each
+// other a row may choose the other one, and its output then differs: but only there, as their weights show.
+TEST_F(CudaProgram, EachLayerComputesWhatItsStagesDo) {
+  int compared = 0;
+  for (const int count : {1, 2, 5, 8, 11}) {
+    FirstStep program(*this, some_tokens(count), {}), stages(*this, some_tokens(count), no_programs_);
+    program.begin();
+    stages.begin();
+    for (int layer = 0; layer < shape_.layers(); ++layer) {
+      program.run_layer(layer);
+      stages.run_layer(layer);
+      const Rows ids = program.read(Slot::kExpertIds), expected_ids = stages.read(Slot::kExpertIds);
+      const Rows weights = program.read(Slot::kExpertWeights), expected_weights = stages.read(Slot::kExpertWeights);
+      const Rows residual = program.read(Slot::kResidual), expected = stages.read(Slot::kResidual);
+      for (size_t row = 0; row < residual.size(); ++row) {
+        const std::string where =
+            "row " + std::to_string(row) + " of " + std::to_string(count) + ", layer " + std::to_string(layer);
+        const std::vector<float> other = weights_of_others(ids[row], weights[row], expected_ids[row]);
+        const std::vector<float> instead = weights_of_others(expected_ids[row], expected_weights[row], ids[row]);
+        ASSERT_EQ(other.size(), instead.size()) << where << ": an expert is chosen twice";
+        for (size_t i = 0; i < other.size(); ++i)
+          EXPECT_NEAR(other[i], instead[i], 0.02 * instead[i]) << where << ": another expert, which is no tie";
+        if (!other.empty()) continue;
+        EXPECT_LT(relative_error(residual[row], expected[row]), 4e-3) << where;
+        ++compared;
+      }
+      program.write(Slot::kResidual, expected);
+    }
+    program.end();
+    stages.end();
+  }
+  EXPECT_GT(compared, 27 * shape_.layers() * 3 / 4) << "ties are rare";
+}
+
+// A whole step, in programs of many phases. 2e-3 to 6e-3 are seen: fixed point or fp16 against fp16, through four layers; far
+// more where a row chose another expert, so the middle row is judged.
+TEST_F(CudaProgram, AStepComputesWhatItsStagesDo) {
   for (const int count : {1, 2, 5, 8, 11}) {
     const std::vector<TokenId> tokens = some_tokens(count);
-    const Logits program = first_logits(tokens, {}), stages = first_logits(tokens, {"token-program", "rows-program"});
-    int elsewhere = 0;
-    std::string errors;
-    for (size_t i = 0; i < tokens.size(); ++i) {
-      const double error = relative_error(program[i], stages[i]);
-      elsewhere += error > 1e-2;
-      errors += " " + std::to_string(error);
-    }
-    EXPECT_LE(elsewhere, count / 5) << count << " sequences:" << errors;
+    const Rows program = first_logits(tokens, {}), stages = first_logits(tokens, no_programs_);
+    std::vector<double> errors;
+    for (size_t i = 0; i < tokens.size(); ++i) errors.push_back(relative_error(program[i], stages[i]));
+    std::sort(errors.begin(), errors.end());
+    EXPECT_LT(errors[errors.size() / 2], 1e-2) << count << " sequences";
+    EXPECT_LT(errors.back(), 2) << count << " sequences";
   }
 }
 
 TEST_F(CudaProgram, APlaceAmongTheRowsDoesNotMatter) {
   const std::vector<TokenId> tokens = some_tokens(8);
-  const Logits forwards = first_logits(tokens, {});
-  Logits backwards = first_logits({tokens.rbegin(), tokens.rend()}, {});
+  const Rows forwards = first_logits(tokens, {});
+  Rows backwards = first_logits({tokens.rbegin(), tokens.rend()}, {});
   std::reverse(backwards.begin(), backwards.end());
   EXPECT_EQ(forwards, backwards);
 }
