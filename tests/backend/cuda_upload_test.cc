@@ -4,10 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
-#include <random>
 #include <vector>
 
 #include "backend/cuda/device.h"
@@ -48,12 +49,12 @@ cudaError_t cudaStreamSynchronize(cudaStream_t) {
   return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = reinterpret_cast<cudaEvent_t>(new char);
+  static std::uintptr_t last = 0;
+  *event = reinterpret_cast<cudaEvent_t>(++last);
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   events().erase(event);
-  delete reinterpret_cast<char*>(event);
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
@@ -65,7 +66,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* memory) {
-  delete[] static_cast<std::byte*>(memory);
+  std::free(memory);
   return cudaSuccess;
 }
 }
@@ -74,9 +75,9 @@ namespace calla::cuda {
 
 void cuda_check(cudaError_t status, const char*, const std::source_location&) { check(status == cudaSuccess, "works"); }
 void require_free_memory(size_t, const char*) {}
-void* allocate_pinned(size_t bytes, const char*) { return new std::byte[bytes]; }
-DeviceBytes::DeviceBytes(size_t bytes, const char*) : data_(new std::byte[bytes]), size_(bytes) {}
-DeviceBytes::~DeviceBytes() { delete[] static_cast<std::byte*>(data_); }
+void* allocate_pinned(size_t bytes, const char*) { return std::malloc(bytes); }
+DeviceBytes::DeviceBytes(size_t bytes, const char*) : data_(std::malloc(bytes)), size_(bytes) {}
+DeviceBytes::~DeviceBytes() { std::free(data_); }
 
 namespace {
 
