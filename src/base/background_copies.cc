@@ -65,9 +65,11 @@ void BackgroundCopies::work() {
     const std::byte* from = c.from + begin;
     c.taken += bytes;
     if (c.taken == c.bytes) ++next_;
-    lock.unlock();
-    if (bytes > 0) std::memcpy(to, from, bytes);
-    lock.lock();
+    if (bytes > 0) {  // an empty copy is made already, and may be gone by then
+      lock.unlock();
+      std::memcpy(to, from, bytes);
+      lock.lock();
+    }
     Copy& now = copies_[number - first_];  // others may have come and gone
     now.made += bytes;
     if (now.made < now.bytes) continue;

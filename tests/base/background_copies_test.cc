@@ -57,6 +57,22 @@ TEST(BackgroundCopies, BuffersAreUsedAgain) {
   EXPECT_EQ(to, from);
 }
 
+// An empty copy is made as soon as it is started, and may be taken away while a thread is about to look at it.
+TEST(BackgroundCopies, EmptyOnesAmongOthers) {
+  const std::vector<uint32_t> from = numbers(16, 3);
+  std::vector<uint32_t> to(from.size());
+  BackgroundCopies copies(4);
+  for (int round = 0; round < 4000; ++round) {
+    std::vector<uint64_t> started;
+    for (size_t i = 0; i < from.size(); ++i) {
+      started.push_back(copies.start(nullptr, nullptr, 0));
+      started.push_back(copies.start(&to[i], &from[i], sizeof(uint32_t)));
+    }
+    for (const uint64_t copy : started) copies.wait(copy);
+  }
+  EXPECT_EQ(to, from);
+}
+
 TEST(BackgroundCopies, EndsWithCopiesLeft) {
   constexpr size_t kEach = size_t{1} << 18;
   const std::vector<uint32_t> from = numbers(kEach * 20, 1);

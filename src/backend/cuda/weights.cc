@@ -203,7 +203,7 @@ class WeightUploader {
       while (filling_ >= kBuffers / 2) send();
       const size_t n = std::min(kPart, bytes - done);
       Buffer& buffer = buffers_[next_++ % kBuffers];
-      buffer.free.synchronize();  // it was sent kBuffers / 2 parts ago
+      buffer.free.synchronize();  // it was sent some parts ago
       const auto* source = static_cast<const std::byte*>(from) + done;
       uint64_t fill = 0;
       if (n < kSmall) {
@@ -239,9 +239,10 @@ class WeightUploader {
   const std::function<void(double, double)>& on_upload_;
   size_t sent_ = 0;
   std::array<Buffer, kBuffers> buffers_;
-  size_t next_ = 0;                                                    // part, counted from 0
-  size_t filling_ = 0;                                                 // parts that are not sent yet
-  BackgroundCopies fills_{std::min(kMostThreads, available_cores())};  // before the buffers, it goes
+  size_t next_ = 0;     // part, counted from 0
+  size_t filling_ = 0;  // parts that are not sent yet
+  // Behind the buffers: its threads end before those go.
+  BackgroundCopies fills_{std::min(kMostThreads, available_cores())};
   std::deque<std::function<void()>> queue_;
   DeviceBytes staging_;
   uint64_t seed_ = 0;
