@@ -166,26 +166,10 @@ __global__ void __launch_bounds__(kDownThreads, 2) experts_down_sum(ExpertsParam
   }
 }
 
-ExpertsParams make_params(const ExpertsDecode& e) {
-  ExpertsParams p{};
-  p.up = e.experts->up;
-  p.down = e.experts->down;
-  p.shared_up = e.shared->up;
-  p.shared_down = e.shared->down;
-  p.a = e.slots;
-  p.experts = e.experts->count;
-  p.expert_width = e.experts->width;
-  p.shared_width = e.shared->width;
-  p.router_width = e.router_width;
-  p.shared_column = e.shared_column;
-  p.hidden = e.experts->down.tiles * kTileRows;
-  return p;
-}
-
 }  // namespace
 
 void experts_up_decode(const Launch& launch, const ExpertsDecode& e) {
-  const ExpertsParams p = make_params(e);
+  const ExpertsParams p = experts_params<ExpertsParams>(e);
   const int tiles = std::max(p.up.tiles, p.shared_up.tiles);
   const size_t bytes = StagedInput<1>::bytes(p.up.padded_groups) + sizeof(float) * kGemvWarps * kUpTiles * kTileRows;
   launch_kernel(launch, experts_swiglu_up,
@@ -194,7 +178,7 @@ void experts_up_decode(const Launch& launch, const ExpertsDecode& e) {
 }
 
 void experts_down_decode(const Launch& launch, const ExpertsDecode& e) {
-  const ExpertsParams p = make_params(e);
+  const ExpertsParams p = experts_params<ExpertsParams>(e);
   const size_t bytes = kAll * StagedInput<1>::bytes(std::max(p.down.padded_groups, p.shared_down.padded_groups));
   launch_kernel(launch, experts_down_sum<2>, dim3(static_cast<unsigned>(p.down.tiles), static_cast<unsigned>(e.rows)),
                 kDownThreads, bytes, 1, p, e.choose);

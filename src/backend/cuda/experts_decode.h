@@ -19,6 +19,24 @@ struct ExpertsDecode {
   bool choose = false;  // choose the experts here, from router_logits; else expert_ids and _weights hold them
 };
 
+// What the kernels of all forms are told.
+template <class Params>
+Params experts_params(const ExpertsDecode& e) {
+  Params p{};
+  p.up = e.experts->up;
+  p.down = e.experts->down;
+  p.shared_up = e.shared->up;
+  p.shared_down = e.shared->down;
+  p.a = e.slots;
+  p.experts = e.experts->count;
+  p.expert_width = e.experts->width;
+  p.shared_width = e.shared->width;
+  p.router_width = e.router_width;
+  p.shared_column = e.shared_column;
+  p.hidden = e.experts->down.tiles * kTileRows;
+  return p;
+}
+
 // moe_input -> hidden = silu(gate) * up for the chosen experts and the shared one. If `choose`, also writes
 // expert_ids, expert_weights and shared_gate.
 void experts_up_decode(const Launch& launch, const ExpertsDecode& e);

@@ -274,19 +274,8 @@ __global__ void __launch_bounds__(kThreads, 1) down_sum_rows(RowsParams p) {
 }
 
 RowsParams make_params(const ExpertsDecode& e) {
-  RowsParams p{};
-  p.up = e.experts->up;
-  p.down = e.experts->down;
-  p.shared_up = e.shared->up;
-  p.shared_down = e.shared->down;
-  p.a = e.slots;
+  auto p = experts_params<RowsParams>(e);
   p.rows = e.rows;
-  p.experts = e.experts->count;
-  p.expert_width = e.experts->width;
-  p.shared_width = e.shared->width;
-  p.router_width = e.router_width;
-  p.shared_column = e.shared_column;
-  p.hidden = e.experts->up.groups * kGroup;
   p.choose = e.choose;
   return p;
 }

@@ -254,28 +254,12 @@ size_t up_fixed_bytes(const StreamExperts& p) {
          2 * sizeof(float) * kMostBatchTiles * kTileRows * static_cast<size_t>(p.up.padded_groups / kChunkGroups);
 }
 
-StreamExperts make_params(const ExpertsDecode& e) {
-  StreamExperts p{};
-  p.up = e.experts->up;
-  p.down = e.experts->down;
-  p.shared_up = e.shared->up;
-  p.shared_down = e.shared->down;
-  p.a = e.slots;
-  p.experts = e.experts->count;
-  p.expert_width = e.experts->width;
-  p.shared_width = e.shared->width;
-  p.router_width = e.router_width;
-  p.shared_column = e.shared_column;
-  p.hidden = e.experts->down.tiles * kTileRows;
-  return p;
-}
-
 int up_blocks(const DeviceInfo& device, const ExpertsDecode& e) {
   return std::min(e.shared->up.tiles + kExpertsPerToken * e.experts->up.tiles, device.multiprocessors);
 }
 
 StreamExperts up_params(const DeviceInfo& device, const ExpertsDecode& e, int blocks) {
-  StreamExperts p = make_params(e);
+  StreamExperts p = experts_params<StreamExperts>(e);
   const int share = (p.shared_up.tiles + kExpertsPerToken * p.up.tiles + blocks - 1) / blocks;
   const size_t room = static_cast<size_t>(device.shared_per_block) - 1024 - up_fixed_bytes(p);
   p.x_bytes = static_cast<uint32_t>(input_bytes(p.up.padded_groups));
@@ -292,7 +276,7 @@ StreamExperts up_params(const DeviceInfo& device, const ExpertsDecode& e, int bl
 }
 
 StreamExperts down_params(const ExpertsDecode& e) {
-  StreamExperts p = make_params(e);
+  StreamExperts p = experts_params<StreamExperts>(e);
   p.slot_bytes = static_cast<uint32_t>(tile_bytes(p.down));
   p.x_bytes = static_cast<uint32_t>(down_input_bytes(p));
   return p;
@@ -304,7 +288,7 @@ bool experts_stream_fit(const DeviceInfo& device, const ExpertsDecode& e) {
   const auto room = static_cast<size_t>(device.shared_per_block) - 1024;
   const bool one_width = e.shared->width == e.experts->width;
   return device.is_hopper() && one_width && down_bytes(down_params(e)) <= room &&
-         up_fixed_bytes(make_params(e)) + 2 * tile_bytes(e.experts->up) <= room &&
+         up_fixed_bytes(experts_params<StreamExperts>(e)) + 2 * tile_bytes(e.experts->up) <= room &&
          up_params(device, e, up_blocks(device, e)).slots > 0;
 }
 
