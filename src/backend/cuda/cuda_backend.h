@@ -28,10 +28,10 @@
 #include "backend/cuda/linear_decode.h"
 #include "backend/cuda/pick.h"
 #include "backend/cuda/profile.h"
-#include "backend/cuda/rows_program.h"
+#include "backend/cuda/program/rows_program.h"
+#include "backend/cuda/program/token_program.h"
 #include "backend/cuda/state.h"
 #include "backend/cuda/step.h"
-#include "backend/cuda/token_program.h"
 #include "backend/cuda/weights.h"
 
 namespace calla::cuda {

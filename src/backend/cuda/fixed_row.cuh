@@ -1,5 +1,5 @@
 #pragma once
-// Packed 4-bit weights times one row of activations, on the integer tensor cores; for the token program.
+// Packed 4-bit weights times one row of activations, on the integer tensor cores; for the programs (program/).
 //
 // x becomes 16-bit fixed point with one factor a group of 64 inputs: x = factor (256 high + low), both signed bytes, to
 // 2^-16 of the group's largest element (fp16 has 2^-12 of each). The codes need no conversion: a word of eight becomes

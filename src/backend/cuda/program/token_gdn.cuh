@@ -1,7 +1,7 @@
 #pragma once
 // The token kernel's GDN phase: projections of the block's part (GdnPart), q and k exchanged among the key head's eight
 // blocks, the recurrence on the block's columns of the state.
-#include "backend/cuda/token_block.cuh"
+#include "backend/cuda/program/token_block.cuh"
 
 namespace calla::cuda::token {
 

@@ -1,8 +1,8 @@
 #pragma once
 // The words of RowsWords: how they are tagged, sent and received.
-#include "backend/cuda/program_parts.cuh"
-#include "backend/cuda/rows_program.h"
-#include "backend/cuda/token_exchange.cuh"
+#include "backend/cuda/program/program_parts.cuh"
+#include "backend/cuda/program/rows_program.h"
+#include "backend/cuda/program/token_exchange.cuh"
 
 namespace calla::cuda::rows {
 

@@ -1,7 +1,7 @@
 #pragma once
 // The words of TokenWords: how they are packed, sent and received.
 #include "backend/cuda/fixed_row.cuh"
-#include "backend/cuda/program_parts.cuh"
+#include "backend/cuda/program/program_parts.cuh"
 
 namespace calla::cuda::token {
 

@@ -1,6 +1,6 @@
 #pragma once
 // The token kernel's projections: kOut and kProject.
-#include "backend/cuda/token_block.cuh"
+#include "backend/cuda/program/token_block.cuh"
 
 namespace calla::cuda::token {
 

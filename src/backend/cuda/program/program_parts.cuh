@@ -1,7 +1,7 @@
 #pragma once
 // What the token program and the rows program have in common: how a layer is shared out among their blocks, what a slot of
 // their ring holds, and small steps of the GDN phase.
-#include "backend/cuda/token_program.h"
+#include "backend/cuda/program/token_program.h"
 
 namespace calla::cuda::program {
 

@@ -4,7 +4,7 @@
 // Weights come through a ring of slots, each a tile of 16 outputs and 2048 inputs (or as many bytes of something else), in
 // the order of the phases. The producer warp fills a slot as soon as it is free, however many phases ahead: only the
 // chosen experts' weights have to wait for something.
-#include "backend/cuda/token_exchange.cuh"
+#include "backend/cuda/program/token_exchange.cuh"
 #include "backend/cuda/wgmma.cuh"
 
 namespace calla::cuda::token {

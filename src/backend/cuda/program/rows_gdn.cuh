@@ -5,7 +5,7 @@
 //               sums; whoever needs a head's adds up its 32 groups.
 //   Recurrence  a row's columns of the state come through the ring, a slot a row; two warps a row take 64 keys each and
 //               leave the new state in the slot, from where the storer warp sends it back while the blocks go on.
-#include "backend/cuda/rows_linear.cuh"
+#include "backend/cuda/program/rows_linear.cuh"
 
 namespace calla::cuda::rows {
 

@@ -1,6 +1,6 @@
 #pragma once
 // The rows kernel's projections: kOut and kProject.
-#include "backend/cuda/rows_block.cuh"
+#include "backend/cuda/program/rows_block.cuh"
 
 namespace calla::cuda::rows {
 

@@ -13,9 +13,9 @@
 //   Numerics  products in fp16 with fp32 sums, those of the up projections of the row as 16-bit fixed point, the rest in
 //             fp32; sums in a fixed order. A row's place does not matter; of the other rows only how many chose the same
 //             expert does, by which way its down projection's fp32 sums are added up.
-#include "backend/cuda/rows_experts.cuh"
-#include "backend/cuda/rows_gdn.cuh"
-#include "backend/cuda/rows_linear.cuh"
+#include "backend/cuda/program/rows_experts.cuh"
+#include "backend/cuda/program/rows_gdn.cuh"
+#include "backend/cuda/program/rows_linear.cuh"
 
 namespace calla::cuda {
 namespace rows {

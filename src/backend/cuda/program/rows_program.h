@@ -1,7 +1,7 @@
 #pragma once
 // A step of two to eight sequences as one kernel between attentions (rows_program.cu): the token program's sister, of the
 // same phases.
-#include "backend/cuda/token_program.h"
+#include "backend/cuda/program/token_program.h"
 
 namespace calla::cuda {
 

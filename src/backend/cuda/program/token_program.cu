@@ -12,9 +12,9 @@
 //   Moves     the phases' weights once (the shared expert's gate and up twice), the GDN states in and out; 39 KB of words a
 //             layer and block, from L2.
 //   Numerics  products of the row as 16-bit fixed point (fixed_row.cuh), the rest in fp32; sums in a fixed order.
-#include "backend/cuda/token_experts.cuh"
-#include "backend/cuda/token_gdn.cuh"
-#include "backend/cuda/token_linear.cuh"
+#include "backend/cuda/program/token_experts.cuh"
+#include "backend/cuda/program/token_gdn.cuh"
+#include "backend/cuda/program/token_linear.cuh"
 
 namespace calla::cuda {
 namespace token {

@@ -4,7 +4,7 @@
 //   Up      a block takes four tiles of one chosen expert (16 blocks each) and a tile of the shared expert, of which two
 //           neighbours send half each.
 //   Down    a block takes the tile of its 16 outputs of all nine experts.
-#include "backend/cuda/token_block.cuh"
+#include "backend/cuda/program/token_block.cuh"
 #include "backend/cuda/top_experts.cuh"
 
 namespace calla::cuda::token {

@@ -8,7 +8,7 @@
 // All consumer warps pass all slots in order, whether they use them or not: a slot is free when all have passed it.
 #include "backend/cuda/fixed_row.cuh"
 #include "backend/cuda/gemv.cuh"
-#include "backend/cuda/rows_exchange.cuh"
+#include "backend/cuda/program/rows_exchange.cuh"
 #include "backend/cuda/wgmma.cuh"
 
 namespace calla::cuda::rows {

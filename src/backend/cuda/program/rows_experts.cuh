@@ -6,7 +6,7 @@
 //   Up      the tiles of all listed experts in a row, each to the block that is ready for it; two warps have a chunk of
 //           inputs.
 //   Down    a block takes the tile of its 16 outputs of all listed experts; a warp takes half of an expert's inputs.
-#include "backend/cuda/rows_block.cuh"
+#include "backend/cuda/program/rows_block.cuh"
 #include "backend/cuda/top_experts.cuh"
 
 namespace calla::cuda::rows {
