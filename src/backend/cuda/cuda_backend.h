@@ -2,8 +2,8 @@
 // CudaBackend: the stages of backend.h on an NVIDIA GPU.
 //
 // Reading order: layout.h (weights), step.h (what a step tells the kernels), this file, cuda_backend.cc (steps and their
-// recording), stages.cc (which kernel runs when), then the kernels. Decode of the real shape: token_program (one row) and
-// rows_program (several), attention_rows, the head. Else linear_stream and linear_rows, experts_stream and experts_rows
+// recording), stages.cc (which kernel runs when), then the kernels. Decode of the real shape: program/ (token_program for one
+// row, rows_program for several), attention_rows, the head. Else linear_stream and linear_rows, experts_stream and experts_rows
 // (before Hopper linear_decode and experts_decode), gdn_decode. Prefill: gemm, group_rows, gdn_prefill, attention_tiles. pick;
 // plain for the rest.
 //
