@@ -153,12 +153,18 @@ void Scheduler::run(std::stop_token stop) {
 // The device refused a step, so nothing that runs can go on. Those that asked are told, and the next request tries again.
 void Scheduler::fail_running(const std::string& error) {
   if (options_.warn) options_.warn(error);
+  note_device(error);
   in_flight_.clear();
   preparing_.reset();
   cache_.clear();  // a snapshot taken before may hold what the failed step left
   for (const auto& sequence : running_)
     if (!sequence->finished) finish(*sequence, FinishReason::kError, error);
   running_.clear();
+}
+
+void Scheduler::note_device(const std::string& error) {
+  const std::lock_guard lock(mutex_);
+  stats_.device_error = error;
 }
 
 void Scheduler::run_until_finished(const std::shared_ptr<Generation>& generation) {

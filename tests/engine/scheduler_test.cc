@@ -51,12 +51,13 @@ const RandomModel& model() {
 // Fails like a card that fell off the bus, in one of the calls that the scheduler makes.
 class FailingBackend : public BackendOver {
  public:
-  enum class In : uint8_t { kNothing, kClear, kCopy, kBegin, kExport };
+  enum class In : uint8_t { kNothing, kClear, kCopy, kBegin, kWait, kExport };
   using BackendOver::BackendOver;
   bool asynchronous() const override { return false; }
   void clear_recurrent(int slot) override { fail_in(In::kClear), BackendOver::clear_recurrent(slot); }
   void copy_recurrent(int from, int to) override { fail_in(In::kCopy), BackendOver::copy_recurrent(from, to); }
   bool begin(const Batch& batch) override { return fail_in(In::kBegin), BackendOver::begin(batch); }
+  void wait(StepId step) override { BackendOver::wait(step), fail_in(In::kWait); }
   void export_recurrent(int slot, std::span<std::byte> out) override {
     fail_in(In::kExport), BackendOver::export_recurrent(slot, out);
   }
@@ -520,22 +521,33 @@ TEST_P(SchedulerTest, ADeviceThatFailsEndsTheRequestsAndNotTheLoop) {
   shared.boundaries = {20};
   const auto expected = run({shared})[0].sink->tokens;
   ASSERT_EQ(expected.size(), 6u);
+  for (const In in : {In::kBegin, In::kNothing}) {  // while idle
+    backend.in = in;
+    scheduler.prepare({prompt(40, 20), {}});
+    while (scheduler.step()) {
+    }
+    EXPECT_EQ(scheduler.stats().device_error, in == In::kBegin ? "the card is gone" : "");
+  }
 
-  for (const In in : {In::kClear, In::kCopy, In::kBegin, In::kExport}) {
+  for (const In in : {In::kClear, In::kCopy, In::kBegin, In::kWait, In::kExport}) {
     backend.in = in;
     backend.failures = 0;
     warnings.clear();
     GenerationRequest other = request(prompt(40, 2 + static_cast<unsigned>(in)), 6);
     other.boundaries = {20};
+    bool failed = false;  // the last of them
     for (const Job& job : run({other, shared})) {
       EXPECT_EQ(job.sink->finished, 1);
-      if (job.sink->result.reason != FinishReason::kError) continue;
+      failed = job.sink->result.reason == FinishReason::kError;
+      if (!failed) continue;
       EXPECT_EQ(job.sink->result.error, "the card is gone");
-      EXPECT_FALSE(warnings.empty());
+      EXPECT_EQ(warnings.empty(), in == In::kWait);  // a step's own failure goes to its requests alone
     }
     EXPECT_GT(backend.failures, 0) << static_cast<int>(in);
+    EXPECT_EQ(scheduler.stats().device_error, failed ? "the card is gone" : "") << static_cast<int>(in);
     backend.in = In::kNothing;
     EXPECT_EQ(run({shared})[0].sink->tokens, expected) << static_cast<int>(in);
+    EXPECT_EQ(scheduler.stats().device_error, "") << static_cast<int>(in);
   }
   scheduler.cache().clear();
   EXPECT_EQ(scheduler.pool().free_slots(), scheduler.pool().plan().recurrent_slots);
