@@ -4,10 +4,12 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <optional>
 #include <random>
+#include <system_error>
 
 #include "base/error.h"
 #include "cli/bench_report.h"
@@ -192,11 +194,15 @@ class Bench {
   BenchReport report_;
 };
 
-// So that a path that cannot be written does not cost a measurement. What is there stays until there is something new.
+// So that a path that cannot be written does not cost a measurement. What is there, or is not, stays so until there is
+// something new.
 void check_writable(const std::string& path) {
+  if (path.empty()) return;
+  std::error_code error;
+  const bool is_new = std::filesystem::symlink_status(path, error).type() == std::filesystem::file_type::not_found;
   errno = 0;
-  if (!path.empty() && !std::ofstream(path, std::ios::app))
-    throw Error(path + " cannot be written: " + std::strerror(errno));
+  if (!std::ofstream(path, std::ios::app)) throw Error(path + " cannot be written: " + std::strerror(errno));
+  if (is_new) std::filesystem::remove(path, error);
 }
 
 int bench(const BenchOptions& options) {
