@@ -201,6 +201,9 @@ class Chat(unittest.TestCase):
         self.assertEqual(with_cache.stdout, without.stdout)
         self.assertIn("cache: hit", with_cache.stderr)
         self.assertIn("cache: off", without.stderr)
+        refused = calla("chat", "--cache-gb", "0.000001", stdin=talk)
+        self.assertEqual((refused.returncode, refused.stdout), (2, ""))
+        self.assertRegex(refused.stderr, r"takes 0\.\d\d\d GB or more; give --cache-gb at least that, or 0 for no cache\n$")
 
     def test_ctrl_c_stops_the_answer_only(self):
         chat = Terminal("chat", "-b", "reference", "--no-think")

@@ -169,6 +169,48 @@ TEST_P(SchedulerTest, CacheHitEqualsColdRun) {
   EXPECT_EQ(finish(*fresh, edited)->tokens, edit->tokens);
 }
 
+// The cache takes no more than it was given, down to one snapshot; less is refused with the least size.
+TEST_P(SchedulerTest, ASmallCacheKeepsItsLimit) {
+  auto scheduler = make();
+  const auto slot = static_cast<int64_t>(backend_->recurrent_slot_bytes());
+  const auto page = static_cast<int64_t>(backend_->kv_page_bytes());
+  SchedulerOptions none;
+  none.context = 512;
+  none.max_sequences = 2;
+  none.cache_snapshots = 0;
+  const StateMemoryPlan without = plan_state(*backend_, model().shape(), none);
+  for (const int64_t bytes : {slot + page, 2 * slot - 1, 2 * slot + page, 5 * slot, int64_t{1} << 30}) {
+    SchedulerOptions options = none;
+    options.cache_snapshots = -1;
+    options.cache_bytes = bytes;
+    const StateMemoryPlan plan = plan_state(*backend_, model().shape(), options);
+    const int slots = plan.recurrent_slots - without.recurrent_slots, pages = plan.kv_pages - without.kv_pages;
+    EXPECT_GE(slots, 1) << bytes;
+    EXPECT_GE(pages, 1) << bytes;
+    EXPECT_LE(slots * slot + pages * page, bytes);
+  }
+  none.cache_snapshots = -1;
+  none.cache_bytes = slot + page - 1;
+  try {
+    plan_state(*backend_, model().shape(), none);
+    FAIL();
+  } catch (const UsageError& e) {
+    EXPECT_NE(std::string(e.what()).find("--cache-gb at least that"), std::string::npos) << e.what();
+  }
+
+  // With one snapshot the next turn still goes on from the last.
+  SchedulerOptions one;
+  one.max_sequences = 1;
+  one.cache_snapshots = 1;
+  scheduler = make(one);
+  GenerationRequest turn = request(prompt(70, 2), 6);
+  turn.boundaries = {20, 66};
+  const auto first = finish(*scheduler, turn);
+  turn.prompt.insert(turn.prompt.end(), first->tokens.begin(), first->tokens.end());
+  turn.prompt.push_back(7);
+  EXPECT_EQ(finish(*scheduler, turn)->result.cached_tokens, 75);
+}
+
 TEST_P(SchedulerTest, ConcurrentRequestsEqualSoloRuns) {
   const std::vector<int> lengths = {7, 130, 33, 201, 1};
   std::vector<std::vector<TokenId>> solo;
