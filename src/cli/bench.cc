@@ -4,10 +4,12 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <optional>
 #include <random>
+#include <system_error>
 
 #include "base/error.h"
 #include "cli/bench_report.h"
@@ -192,11 +194,15 @@ class Bench {
   BenchReport report_;
 };
 
-// So that a path that cannot be written does not cost a measurement. What is there stays until there is something new.
+// So that a path that cannot be written does not cost a measurement. What is there, or is not, stays so until there is
+// something new.
 void check_writable(const std::string& path) {
+  if (path.empty()) return;
+  std::error_code error;
+  const bool is_new = std::filesystem::symlink_status(path, error).type() == std::filesystem::file_type::not_found;
   errno = 0;
-  if (!path.empty() && !std::ofstream(path, std::ios::app))
-    throw Error(path + " cannot be written: " + std::strerror(errno));
+  if (!std::ofstream(path, std::ios::app)) throw Error(path + " cannot be written: " + std::strerror(errno));
+  if (is_new) std::filesystem::remove(path, error);
 }
 
 int bench(const BenchOptions& options) {
@@ -268,6 +274,21 @@ int bench_ablations(const BenchOptions& options) {
   return exit_code;
 }
 
+// Lines for --help. Only for it: looking for the backends wakes their drivers.
+std::string list_ablations() {
+  std::string lines;
+  for (const BackendInfo& info : list_backends()) {
+    if (info.ablations.empty()) continue;
+    std::string line = "\n  " + info.name + ":";
+    for (const std::string& name : info.ablations) {
+      if (line.size() - line.rfind('\n') + name.size() > 110) line += "\n     ";
+      line += " " + name;
+    }
+    lines += line;
+  }
+  return lines;
+}
+
 }  // namespace
 
 void add_bench_command(CLI::App& app, int& exit_code) {
@@ -301,23 +322,13 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_flag("--json", options->json, "Print JSON instead of the table");
   command->add_option("--json-file", options->json_file, "Also write the JSON here")->type_name("FILE");
   command->add_option("--svg", options->svg_file, "Also plot to this SVG file")->type_name("FILE");
-  std::string mechanisms;
-  for (const BackendInfo& info : list_backends()) {
-    if (info.ablations.empty()) continue;
-    std::string line = "\n  " + info.name + ":";
-    for (const std::string& name : info.ablations) {
-      if (line.size() - line.rfind('\n') + name.size() > 110) line += "\n     ";
-      line += " " + name;
-    }
-    mechanisms += line;
-  }
-  command->footer(
-      "The limit is what moving the counted bytes of a token (weights, states, KV rows) takes at the read bandwidth "
-      "that\n"
-      "is probed just before each measurement. --ablate all measures every mechanism of the backend: once switched "
-      "off,\n"
-      "once on, taking turns. What --ablate can switch off:" +
-      mechanisms);
+  command->footer("");  // not the program's
+  command->footer([] {
+    return "The limit is what moving the counted bytes of a token (weights, states, KV rows) takes at the read\n"
+           "bandwidth that is probed just before each measurement. --ablate all measures every mechanism of the\n"
+           "backend: once switched off, once on, taking turns. What --ablate can switch off:" +
+           list_ablations();
+  });
   add_model_options(*command, options->model, false);
   command->callback([options, &exit_code] {
     if (options->chunk == 0) options->chunk = choose_backend(options->model.backend).prefill_rows;

@@ -79,6 +79,9 @@ int run(int argc, char** argv) {
   std::reverse(arguments.begin(), arguments.end());  // the order that parse() wants
   try {
     app.parse(std::move(arguments));
+  } catch (const CLI::CallForHelp& e) {
+    for (CLI::App* command : app.get_subcommands()) complete_help(*command);
+    return app.exit(e);
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : kExitUsage;
   }

@@ -20,18 +20,19 @@
 namespace calla {
 namespace fs = std::filesystem;
 
+namespace {
+
+constexpr const char* kWhereToRun = "Where to run";
+
+}  // namespace
+
 void add_model_options(CLI::App& command, ModelOptions& options, bool session) {
   command
       .add_option("-m,--model", options.model,
                   "Model: a directory in MLX layout, or the name of a pulled one (default: $CALLA_MODEL, else the "
                   "bundled calla-tiny)")
       ->type_name("DIR");
-  std::string names = "auto";
-  for (const BackendInfo& info : list_backends())
-    names += ", " + info.name + (!info.available ? " (not here)" : info.software ? " (a software device here)" : "");
-  command.add_option("-b,--backend", options.backend, "Where to run: " + names)
-      ->type_name("NAME")
-      ->capture_default_str();
+  command.add_option("-b,--backend", options.backend, kWhereToRun)->type_name("NAME")->capture_default_str();
   command.add_option("-t,--threads", options.threads, "CPU threads (default: all cores)")
       ->type_name("N")
       ->check(between(0, 1024));
@@ -52,6 +53,15 @@ void add_model_options(CLI::App& command, ModelOptions& options, bool session) {
       ->allow_extra_args(false)
       ->group("Measuring");
   command.add_flag("-q,--quiet", options.quiet, "Print results only");
+}
+
+void complete_help(CLI::App& command) {
+  CLI::Option* const backend = command.get_option_no_throw("--backend");
+  if (!backend) return;
+  std::string names = "auto";
+  for (const BackendInfo& info : list_backends())
+    names += ", " + info.name + (!info.available ? " (not here)" : info.software ? " (a software device here)" : "");
+  backend->description(kWhereToRun + (": " + names));
 }
 
 BackendOptions backend_options(const ModelOptions& options) {

@@ -33,6 +33,10 @@ struct ModelOptions {
 // Adds --model, --backend, --threads, --full-precision, --ablate and --quiet; --context where a session is held.
 void add_model_options(CLI::App& command, ModelOptions& options, bool session = true);
 
+// Before the command's help is shown: says which backends are here. Not sooner, because looking for them wakes their
+// drivers.
+void complete_help(CLI::App& command);
+
 // For add_option()->check(): a number of T's kind between two others, refused in words.
 template <class T>
 CLI::Validator between(T low, T high) {

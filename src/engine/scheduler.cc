@@ -2,6 +2,9 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <string>
 
 #include "base/error.h"
 #include "engine/scheduler_sequence.h"
@@ -20,25 +23,38 @@ SchedulerOptions complete(SchedulerOptions options, const ModelShape& shape) {
   return options;
 }
 
+// What a snapshot does not fit into would be no cache, or more memory than was allowed.
+void refuse_small_cache(int64_t bytes, int64_t slot_bytes, int64_t page_bytes) {
+  const int64_t least = slot_bytes + page_bytes;
+  if (bytes >= least) return;
+  char gigabytes[32];
+  std::snprintf(gigabytes, sizeof gigabytes, "%.3f", std::ceil(static_cast<double>(least) / 1e6) / 1e3);
+  throw UsageError("the prefix cache is too small for this model: the state of one conversation takes " +
+                   std::string(gigabytes) + " GB or more; give --cache-gb at least that, or 0 for no cache");
+}
+
 }  // namespace
 
 StateMemoryPlan plan_state(const Backend& backend, const ModelShape& shape, const SchedulerOptions& given) {
   const SchedulerOptions options = complete(given, shape);
   StateMemoryPlan plan;
-  // A snapshot's own cost is its slot; the budget is split evenly between slots and KV pages.
+  // A snapshot's own cost is its slot; the budget is split evenly between slots and KV pages, except where half of it
+  // holds no slot.
   const auto slot_bytes = std::max<int64_t>(static_cast<int64_t>(backend.recurrent_slot_bytes()), 1);
   // A model without attention has pages without bytes, and one without GDN layers slots without.
   const auto page_bytes = std::max<int64_t>(static_cast<int64_t>(backend.kv_page_bytes()), 1);
+  if (options.cache_snapshots < 0) refuse_small_cache(options.cache_bytes, slot_bytes, page_bytes);
   const int64_t cache_slots = options.cache_snapshots >= 0
                                   ? options.cache_snapshots
-                                  : std::clamp<int64_t>(options.cache_bytes / 2 / slot_bytes, 2, 1024);
+                                  : std::clamp<int64_t>(options.cache_bytes / 2 / slot_bytes, 1, 1024);
   plan.recurrent_slots = options.max_sequences + static_cast<int>(cache_slots);
   if (options.kv_tokens > 0) {
     plan.kv_pages = std::max(pages_for(options.kv_tokens), pages_for(options.context)) + 1;
   } else {
     // Twice the context for running sequences (a long one and several short), and the cache's share.
     const int64_t running = pages_for(options.context) * static_cast<int64_t>(std::min(options.max_sequences, 2));
-    const int64_t cached = cache_slots > 0 ? std::min<int64_t>(options.cache_bytes / 2 / page_bytes, 1 << 16) : 0;
+    const int64_t page_budget = std::min(options.cache_bytes / 2, options.cache_bytes - cache_slots * slot_bytes);
+    const int64_t cached = cache_slots > 0 ? std::clamp<int64_t>(page_budget / page_bytes, 0, 1 << 16) : 0;
     plan.kv_pages = static_cast<int>(running + cached) + 1;
   }
   return plan;
@@ -153,12 +169,18 @@ void Scheduler::run(std::stop_token stop) {
 // The device refused a step, so nothing that runs can go on. Those that asked are told, and the next request tries again.
 void Scheduler::fail_running(const std::string& error) {
   if (options_.warn) options_.warn(error);
+  note_device(error);
   in_flight_.clear();
   preparing_.reset();
   cache_.clear();  // a snapshot taken before may hold what the failed step left
   for (const auto& sequence : running_)
     if (!sequence->finished) finish(*sequence, FinishReason::kError, error);
   running_.clear();
+}
+
+void Scheduler::note_device(const std::string& error) {
+  const std::lock_guard lock(mutex_);
+  stats_.device_error = error;
 }
 
 void Scheduler::run_until_finished(const std::shared_ptr<Generation>& generation) {

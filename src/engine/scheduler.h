@@ -46,7 +46,7 @@ struct SchedulerOptions {
   SnapshotStore::Warn warn;  // gets a line about a device that fails and, with cache_dir, damaged files and the like
 };
 
-// What the pool needs for these options on this backend.
+// What the pool needs for these options on this backend. Throws UsageError if cache_bytes do not hold one snapshot.
 StateMemoryPlan plan_state(const Backend& backend, const ModelShape& shape, const SchedulerOptions& options);
 
 // The prompt positions, ascending, where a prefill from `from` keeps snapshots: the first boundary (the
@@ -71,6 +71,7 @@ struct SchedulerStats {
   uint64_t preparations_interrupted = 0;
   uint64_t prepared_tokens = 0;  // computed for them; not among the prefilled ones
   double prepare_seconds = 0;
+  std::string device_error;  // why the latest work on the device failed; empty if it did not
 };
 
 class Scheduler {
@@ -120,6 +121,7 @@ class Scheduler {
   void collect_token(Sequence& sequence, StepId step, int head, TokenId token, bool logits);
   void finish(Sequence& sequence, FinishReason reason, const std::string& error = "");
   void fail_running(const std::string& error);
+  void note_device(const std::string& error);
   void take_snapshot(Sequence& sequence);
   void keep(Snapshot snapshot);
   PrefixCache::Match find_cached(std::span<const TokenId> prompt);

@@ -69,7 +69,8 @@ bool Scheduler::prepare_step() {
   batch.sequences = std::span(&part, 1);
   try {
     backend_.wait(forward(backend_, shape_, batch));
-  } catch (const DeviceError&) {
+  } catch (const DeviceError& error) {
+    note_device(error.what());
     cache_.clear();  // as after any failed step; the next request meets the fault again and reports it
     preparing_.reset();
     return true;
@@ -86,6 +87,7 @@ bool Scheduler::prepare_step() {
     const std::lock_guard lock(mutex_);
     stats_.prepared_tokens += static_cast<uint64_t>(rows);
     stats_.prepare_seconds += seconds;
+    stats_.device_error.clear();
     if (ready) ++stats_.preparations;
   }
   if (!ready) return true;

@@ -201,7 +201,8 @@ void Scheduler::finish(Sequence& sequence, FinishReason reason, const std::strin
     sequence.pages.truncate(static_cast<size_t>(pages_for(sequence.state_tokens)));
     try {
       keep({std::move(tokens), std::move(sequence.slot), std::move(sequence.pages)});
-    } catch (const DeviceError&) {
+    } catch (const DeviceError& device_error) {
+      note_device(device_error.what());
       cache_.clear();  // the answer stands; the next request meets the fault again and reports it
     }
   } else {

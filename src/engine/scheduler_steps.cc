@@ -129,6 +129,7 @@ void Scheduler::collect_oldest() {
   }
   {
     std::lock_guard lock(mutex_);
+    stats_.device_error = error;
     const double seconds = seconds_between(step.submitted, Clock::now());
     (step.prefill ? stats_.prefill_seconds : stats_.decode_seconds) += seconds;
     if (step.prefill) stats_.prefilled_tokens += static_cast<uint64_t>(step.tokens);

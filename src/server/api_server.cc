@@ -230,9 +230,15 @@ void ApiServer::log_replies(const HttpExchange& exchange, const std::vector<Repl
 
 void ApiServer::health(HttpExchange& exchange) {
   const SchedulerStats stats = model_.service->stats();
-  const bool ok = !shutting_down_;
-  send_json(exchange, ok ? 200 : 503,
-            {{"status", ok ? "ok" : "shutting down"}, {"running", stats.running}, {"queued", stats.queued}});
+  Json json = {{"status", "ok"}, {"running", stats.running}, {"queued", stats.queued}};
+  if (shutting_down_) {
+    json["status"] = "shutting down";
+  } else if (!stats.device_error.empty()) {
+    json["status"] = "device fault";
+    json["message"] = "the device failed: " + repair_utf8(stats.device_error) +
+                      "; requests are still tried, and one that succeeds ends this state; if none does, restart";
+  }
+  send_json(exchange, json["status"] == "ok" ? 200 : 503, json);
 }
 
 void ApiServer::metrics(HttpExchange& exchange) {

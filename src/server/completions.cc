@@ -102,7 +102,7 @@ Json completion_response(const AnswerHead& head, const CompletionRequest& reques
           {"model", head.model},
           {"choices", std::move(choices)},
           {"usage", usage(summaries, request.settings.n)},
-          {"timings", timings(summaries)},
+          {"timings", timings(summaries, request.settings.n)},
           {"seed", request.settings.sampling.seed}};
 }
 
@@ -137,7 +137,7 @@ std::string CompletionDialect::update(const ReplyUpdate& update) {
   if (finished) {
     finished_[static_cast<size_t>(update.choice)] = update.summary;
     choice["finish_reason"] = finish_reason(update.summary.end);
-    json["timings"] = timings({update.summary});
+    json["timings"] = timings({update.summary}, 1);
     json["seed"] = request_.settings.sampling.seed;
   }
   return sse_event(compact_json(json));
@@ -148,6 +148,7 @@ std::string CompletionDialect::end() {
   if (request_.settings.include_usage) {
     Json last = chunk(-1, "");
     last["usage"] = usage(finished_, request_.settings.n);
+    last["timings"] = timings(finished_, request_.settings.n);
     text += sse_event(compact_json(last));
   }
   return text + sse_event("[DONE]");

@@ -204,14 +204,17 @@ Json usage(const std::vector<ReplySummary>& replies, int n) {
           {"completion_tokens_details", {{"reasoning_tokens", reasoning}}}};
 }
 
-Json timings(const std::vector<ReplySummary>& replies) {
+Json timings(const std::vector<ReplySummary>& replies, int n) {
   int cached = 0, prompt = 0, predicted = 0;
   double prompt_ms = 0, predicted_ms = 0;
-  for (const ReplySummary& reply : replies) {
-    cached += reply.result.cached_tokens;
-    prompt += reply.result.prompt_tokens - reply.result.cached_tokens;
+  for (size_t i = 0; i < replies.size(); i++) {
+    const ReplySummary& reply = replies[i];
+    if (i % static_cast<size_t>(n) == 0) {
+      cached += reply.result.cached_tokens;
+      prompt += reply.result.prompt_tokens - reply.result.cached_tokens;
+      prompt_ms += reply.result.prefill_seconds * 1e3;
+    }
     predicted += reply.result.generated_tokens;
-    prompt_ms += reply.result.prefill_seconds * 1e3;
     predicted_ms += reply.result.decode_seconds * 1e3;
   }
   const auto ratio = [](double a, double b) { return b > 0 ? a / b : 0.0; };
@@ -249,7 +252,7 @@ Json chat_response(const AnswerHead& head, const ReplySettings& settings, const 
           {"model", head.model},
           {"choices", std::move(choices)},
           {"usage", usage(summaries, settings.n)},
-          {"timings", timings(summaries)},
+          {"timings", timings(summaries, settings.n)},
           {"seed", settings.sampling.seed}};
 }
 
@@ -291,7 +294,7 @@ std::string ChatDialect::update(const ReplyUpdate& update) {
     finished_[static_cast<size_t>(update.choice)] = update.summary;
     chunks.push_back(chunk(update.choice, Json::object()));
     chunks.back()["choices"][0]["finish_reason"] = finish_reason(update.summary.end);
-    chunks.back()["timings"] = timings({update.summary});
+    chunks.back()["timings"] = timings({update.summary}, 1);
     chunks.back()["seed"] = settings_.sampling.seed;
   }
   std::string text;
@@ -304,6 +307,7 @@ std::string ChatDialect::end() {
   if (settings_.include_usage) {
     Json last = chunk(-1, nullptr);
     last["usage"] = usage(finished_, settings_.n);
+    last["timings"] = timings(finished_, settings_.n);
     text += sse_event(compact_json(last));
   }
   return text + sse_event("[DONE]");

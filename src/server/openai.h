@@ -29,9 +29,10 @@ struct AnswerHead {
 Json chat_response(const AnswerHead& head, const ReplySettings& settings, const std::vector<CollectedReply>& replies);
 
 const char* finish_reason(ReplyEnd end);
-// Of all replies, in the order of the choices; each prompt has n and counts once.
+// Of all replies, in the order of the choices; each prompt has n and counts once, as its first reply read it. Both count
+// the same tokens: prompt_tokens = cache_n + prompt_n, completion_tokens = predicted_n.
 Json usage(const std::vector<ReplySummary>& replies, int n);
-Json timings(const std::vector<ReplySummary>& replies);
+Json timings(const std::vector<ReplySummary>& replies, int n);
 
 // {"error": {...}}
 Json error(const std::string& message, const std::string& type, const std::string& field = "",

@@ -1,5 +1,8 @@
 #include "server/responses.h"
 
+#include <charconv>
+#include <string_view>
+
 #include "base/error.h"
 
 namespace calla::responses {
@@ -208,6 +211,13 @@ Json finished(const AnswerHead& head, const ResponseRequest& request, const Repl
   return json;
 }
 
+// The shortest decimal that is this float, 0.7: as it is, it would be printed as the double 0.699999988079071.
+double shortest(float value) {
+  char buffer[32];
+  const auto end = std::to_chars(buffer, buffer + sizeof buffer, value).ptr;
+  return parse_json(std::string_view(buffer, static_cast<size_t>(end - buffer))).get<double>();
+}
+
 std::string item_id(const AnswerHead& head, size_t index) { return head.id + "_" + std::to_string(index); }
 
 }  // namespace
@@ -272,8 +282,8 @@ ResponseRequest parse_response_request(const Json& body, const SamplingParams& d
   echo("text", {{"format", {{"type", "text"}}}});
   echo("tool_choice", "auto");
   echo("tools", Json::array());
-  request.echoed["temperature"] = settings.sampling.temperature;
-  request.echoed["top_p"] = settings.sampling.top_p;
+  echo("temperature", shortest(defaults.temperature));
+  echo("top_p", shortest(defaults.top_p));
   return request;
 }
 

@@ -201,6 +201,9 @@ class Chat(unittest.TestCase):
         self.assertEqual(with_cache.stdout, without.stdout)
         self.assertIn("cache: hit", with_cache.stderr)
         self.assertIn("cache: off", without.stderr)
+        refused = calla("chat", "--cache-gb", "0.000001", stdin=talk)
+        self.assertEqual((refused.returncode, refused.stdout), (2, ""))
+        self.assertRegex(refused.stderr, r"takes 0\.\d\d\d GB or more; give --cache-gb at least that, or 0 for no cache\n$")
 
     def test_ctrl_c_stops_the_answer_only(self):
         chat = Terminal("chat", "-b", "reference", "--no-think")
@@ -397,6 +400,26 @@ class Tools(unittest.TestCase):
             xml.dom.minidom.parse(svg)
             with open(report, encoding="utf-8") as file:
                 self.assertEqual([p["prompt_tokens"] for p in json.load(file)["prefill"]], [16, 64])
+
+    def test_bench_leaves_no_empty_files(self):
+        with tempfile.TemporaryDirectory() as folder:
+            svg, report, kept = (os.path.join(folder, name) for name in ("plot.svg", "bench.json", "kept.json"))
+            with open(kept, "w", encoding="utf-8") as file:
+                file.write("earlier")
+            too_long = ["bench", "--contexts", "1000000", "--svg", svg]
+            self.assertEqual(calla(*too_long, "--json-file", report).returncode, 2)
+            self.assertEqual(calla(*too_long, "--json-file", kept).returncode, 2)
+            with subprocess.Popen([CALLA, "bench", "-b", "reference", "-r", "100", "--svg", svg, "--json-file", report],
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+                time.sleep(1)
+                process.send_signal(signal.SIGINT)
+            self.assertEqual(os.listdir(folder), ["kept.json"])
+            with open(kept, encoding="utf-8") as file:
+                self.assertEqual(file.read(), "earlier")
+            # A path that cannot be written is refused before anything else is looked at.
+            result = calla(*too_long, "--json-file", os.path.join(folder, "no", "such", "folder.json"))
+            self.assertEqual(result.returncode, 1)
+            self.assertIn("cannot be written: No such file or directory", result.stderr)
 
     def test_bench_ablates_all(self):
         arguments = ["bench", "-b", "cpu", "--ablate", "all", "--prompts", "16,32", "--contexts", "0", "-r", "2",

@@ -50,6 +50,15 @@ class NoCard(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("warning: running on the cpu backend, not on cuda: the NVIDIA driver is for CUDA up to 12.4", result.stderr)
 
+    def test_only_what_needs_to_know_asks_the_driver(self):
+        for args in (["--version"], ["--help"], ["nonsense"], ["run", "--nonsense"], ["inspect"]):
+            result = calla(*args, IMITATED_VERSION="12040", IMITATED_TELLS="1")
+            self.assertNotIn("the driver is asked", result.stderr, args)
+        for command in ("run", "bench"):
+            result = calla(command, "--help", IMITATED_VERSION="12040", IMITATED_TELLS="1")
+            self.assertIn("the driver is asked", result.stderr)
+            self.assertIn("cuda (not here)", " ".join(result.stdout.split()))
+
 
 if __name__ == "__main__":
     unittest.main(argv=sys.argv[:1], verbosity=2)

@@ -1,5 +1,6 @@
 // A libcuda.so.1 that only knows its version and how cuInit() fails, both from the environment: what the program says
-// without a usable card can be tested on any machine.
+// without a usable card can be tested on any machine. With IMITATED_TELLS it says on stderr when it is asked.
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -10,7 +11,10 @@ static int number(const char* name) {
   return text != nullptr ? std::atoi(text) : 0;
 }
 static int init(unsigned) { return number("IMITATED_INIT"); }
-static int version(int* out) { return *out = number("IMITATED_VERSION"), 0; }
+static int version(int* out) {
+  if (std::getenv("IMITATED_TELLS") != nullptr) std::fputs("the driver is asked\n", stderr);
+  return *out = number("IMITATED_VERSION"), 0;
+}
 static int anything_else() { return 999; }  // CUDA_ERROR_UNKNOWN
 
 // The one symbol that the runtime asks for by name.

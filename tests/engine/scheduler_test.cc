@@ -51,12 +51,13 @@ const RandomModel& model() {
 // Fails like a card that fell off the bus, in one of the calls that the scheduler makes.
 class FailingBackend : public BackendOver {
  public:
-  enum class In : uint8_t { kNothing, kClear, kCopy, kBegin, kExport };
+  enum class In : uint8_t { kNothing, kClear, kCopy, kBegin, kWait, kExport };
   using BackendOver::BackendOver;
   bool asynchronous() const override { return false; }
   void clear_recurrent(int slot) override { fail_in(In::kClear), BackendOver::clear_recurrent(slot); }
   void copy_recurrent(int from, int to) override { fail_in(In::kCopy), BackendOver::copy_recurrent(from, to); }
   bool begin(const Batch& batch) override { return fail_in(In::kBegin), BackendOver::begin(batch); }
+  void wait(StepId step) override { BackendOver::wait(step), fail_in(In::kWait); }
   void export_recurrent(int slot, std::span<std::byte> out) override {
     fail_in(In::kExport), BackendOver::export_recurrent(slot, out);
   }
@@ -166,6 +167,48 @@ TEST_P(SchedulerTest, CacheHitEqualsColdRun) {
   auto fresh = make();
   EXPECT_EQ(finish(*fresh, second)->tokens, warm->tokens);
   EXPECT_EQ(finish(*fresh, edited)->tokens, edit->tokens);
+}
+
+// The cache takes no more than it was given, down to one snapshot; less is refused with the least size.
+TEST_P(SchedulerTest, ASmallCacheKeepsItsLimit) {
+  auto scheduler = make();
+  const auto slot = static_cast<int64_t>(backend_->recurrent_slot_bytes());
+  const auto page = static_cast<int64_t>(backend_->kv_page_bytes());
+  SchedulerOptions none;
+  none.context = 512;
+  none.max_sequences = 2;
+  none.cache_snapshots = 0;
+  const StateMemoryPlan without = plan_state(*backend_, model().shape(), none);
+  for (const int64_t bytes : {slot + page, 2 * slot - 1, 2 * slot + page, 5 * slot, int64_t{1} << 30}) {
+    SchedulerOptions options = none;
+    options.cache_snapshots = -1;
+    options.cache_bytes = bytes;
+    const StateMemoryPlan plan = plan_state(*backend_, model().shape(), options);
+    const int slots = plan.recurrent_slots - without.recurrent_slots, pages = plan.kv_pages - without.kv_pages;
+    EXPECT_GE(slots, 1) << bytes;
+    EXPECT_GE(pages, 1) << bytes;
+    EXPECT_LE(slots * slot + pages * page, bytes);
+  }
+  none.cache_snapshots = -1;
+  none.cache_bytes = slot + page - 1;
+  try {
+    plan_state(*backend_, model().shape(), none);
+    FAIL();
+  } catch (const UsageError& e) {
+    EXPECT_NE(std::string(e.what()).find("--cache-gb at least that"), std::string::npos) << e.what();
+  }
+
+  // With one snapshot the next turn still goes on from the last.
+  SchedulerOptions one;
+  one.max_sequences = 1;
+  one.cache_snapshots = 1;
+  scheduler = make(one);
+  GenerationRequest turn = request(prompt(70, 2), 6);
+  turn.boundaries = {20, 66};
+  const auto first = finish(*scheduler, turn);
+  turn.prompt.insert(turn.prompt.end(), first->tokens.begin(), first->tokens.end());
+  turn.prompt.push_back(7);
+  EXPECT_EQ(finish(*scheduler, turn)->result.cached_tokens, 75);
 }
 
 TEST_P(SchedulerTest, ConcurrentRequestsEqualSoloRuns) {
@@ -520,22 +563,33 @@ TEST_P(SchedulerTest, ADeviceThatFailsEndsTheRequestsAndNotTheLoop) {
   shared.boundaries = {20};
   const auto expected = run({shared})[0].sink->tokens;
   ASSERT_EQ(expected.size(), 6u);
+  for (const In in : {In::kBegin, In::kNothing}) {  // while idle
+    backend.in = in;
+    scheduler.prepare({prompt(40, 20), {}});
+    while (scheduler.step()) {
+    }
+    EXPECT_EQ(scheduler.stats().device_error, in == In::kBegin ? "the card is gone" : "");
+  }
 
-  for (const In in : {In::kClear, In::kCopy, In::kBegin, In::kExport}) {
+  for (const In in : {In::kClear, In::kCopy, In::kBegin, In::kWait, In::kExport}) {
     backend.in = in;
     backend.failures = 0;
     warnings.clear();
     GenerationRequest other = request(prompt(40, 2 + static_cast<unsigned>(in)), 6);
     other.boundaries = {20};
+    bool failed = false;  // the last of them
     for (const Job& job : run({other, shared})) {
       EXPECT_EQ(job.sink->finished, 1);
-      if (job.sink->result.reason != FinishReason::kError) continue;
+      failed = job.sink->result.reason == FinishReason::kError;
+      if (!failed) continue;
       EXPECT_EQ(job.sink->result.error, "the card is gone");
-      EXPECT_FALSE(warnings.empty());
+      EXPECT_EQ(warnings.empty(), in == In::kWait);  // a step's own failure goes to its requests alone
     }
     EXPECT_GT(backend.failures, 0) << static_cast<int>(in);
+    EXPECT_EQ(scheduler.stats().device_error, failed ? "the card is gone" : "") << static_cast<int>(in);
     backend.in = In::kNothing;
     EXPECT_EQ(run({shared})[0].sink->tokens, expected) << static_cast<int>(in);
+    EXPECT_EQ(scheduler.stats().device_error, "") << static_cast<int>(in);
   }
   scheduler.cache().clear();
   EXPECT_EQ(scheduler.pool().free_slots(), scheduler.pool().plan().recurrent_slots);

@@ -40,11 +40,12 @@ class FakeService : public GenerationService {
 
   void prepare(Preparation preparation) override { prepared.push_back(std::move(preparation)); }
   bool prepares() const override { return true; }
-  SchedulerStats stats() const override { return {}; }
+  SchedulerStats stats() const override { return current; }
   int context() const override { return 4096; }
 
   std::vector<std::shared_ptr<Generation>> submitted;
   std::vector<Preparation> prepared;
+  SchedulerStats current;
 
  private:
   void run(Generation& generation, const std::string& script) {

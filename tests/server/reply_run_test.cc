@@ -209,6 +209,29 @@ TEST_F(ReplyRunTest, ChatResponse) {
             json["usage"]["prompt_tokens"].get<int>() + json["usage"]["completion_tokens"].get<int>());
 }
 
+// The further choices find the prompt in the cache, and usage and timings count it once.
+TEST_F(ReplyRunTest, UsageAndTimingsCountTheSameTokens) {
+  const ChatRequest parsed = request(R"("n":3,"stream":true,"stream_options":{"include_usage":true},)");
+  const auto run = start_chat(model_, parsed);
+  const auto replies = collect(*run);
+  openai::ChatDialect dialect({"id", "m", 1}, parsed.settings);
+  const Json streamed = events(stream("Hello.", dialect, parsed)).back();
+  int generated = 0;
+  for (const CollectedReply& reply : replies) generated += reply.summary.result.generated_tokens;
+  const int prompt = run->prompt_tokens();
+  for (const Json& json : {openai::chat_response({"id", "m", 1}, parsed.settings, replies), streamed}) {
+    const Json &usage = json["usage"], &timings = json["timings"];
+    EXPECT_EQ(usage["prompt_tokens"], prompt);
+    EXPECT_EQ(usage["prompt_tokens_details"]["cached_tokens"], 2);
+    EXPECT_EQ(usage["completion_tokens"], generated);
+    EXPECT_EQ(timings["cache_n"], 2);
+    EXPECT_EQ(timings["prompt_n"], prompt - 2);
+    EXPECT_EQ(timings["prompt_ms"], 500.0);
+    EXPECT_EQ(timings["predicted_n"], generated);
+    EXPECT_EQ(timings["predicted_ms"], 750.0);
+  }
+}
+
 TEST_F(ReplyRunTest, AnthropicStream) {
   const ChatRequest parsed = request(tools_);
   anthropic::MessageDialect dialect({"id", "m"}, 7);

@@ -113,6 +113,23 @@ TEST(Requests, SamplingDefaultsAndLimits) {
   refuse(R"("repetition_penalty":0)", "repetition_penalty");
 }
 
+// Not as the floats that the sampler has.
+TEST(Requests, ResponsesRepeatTheNumbersAsTheyWereSent) {
+  SamplingParams defaults;
+  defaults.temperature = 0.6f;
+  defaults.top_p = 0.95f;
+  const auto echoed = [&](const std::string& fields) {
+    const Json all = responses::parse_response_request(parse_json("{" + fields + R"("input":"Hi"})"), defaults).echoed;
+    return compact_json({all["temperature"], all["top_p"]});
+  };
+  EXPECT_EQ(echoed(R"("temperature":0.7,"top_p":0.123456789,)"), "[0.7,0.123456789]");
+  EXPECT_EQ(echoed(R"("temperature":1,"top_p":0,)"), "[1,0]");
+  EXPECT_EQ(echoed(R"("temperature":null,)"), "[0.6,0.95]");
+  defaults.temperature = 1;
+  defaults.top_p = 1e-6f;
+  EXPECT_EQ(echoed(""), "[1.0,1e-06]");
+}
+
 TEST(Requests, ThinkingSwitches) {
   const auto thinking = [](const std::string& fields) { return chat("{" + fields + kHi + "}").render.enable_thinking; };
   EXPECT_TRUE(thinking(""));
