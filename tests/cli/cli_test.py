@@ -294,6 +294,33 @@ class Tools(unittest.TestCase):
             shutil.copy(os.path.join(TINY, "model.safetensors"), weights)
             self.assertEqual(calla("run", "x", "--model", copy).returncode, 3)
 
+    def test_a_damaged_tokenizer_is_found_without_running(self):
+        with tempfile.TemporaryDirectory() as folder:
+            copy = os.path.join(folder, "model")
+            shutil.copytree(TINY, copy)
+            tokenizer = os.path.join(copy, "tokenizer.json")
+            with open(tokenizer, "r+b") as file:
+                file.truncate(os.path.getsize(tokenizer) // 2)
+            said = calla("run", "x", "-m", copy).stderr
+            self.assertIn("tokenizer.json: ", said)
+            inspect = calla("inspect", copy)
+            self.assertEqual((inspect.returncode, inspect.stderr), (3, said))
+            self.assertIn("Qwen3_5Moe", inspect.stdout)  # the rest of the report is there all the same
+            selftest = calla("selftest", "-m", copy)
+            self.assertEqual((selftest.returncode, selftest.stdout, selftest.stderr), (3, "", said))
+            # Of another model.
+            with open(os.path.join(TINY, "tokenizer.json"), encoding="utf-8") as file:
+                other = json.load(file)
+            other["added_tokens"][0]["id"] = 5000
+            with open(tokenizer, "w", encoding="utf-8") as file:
+                json.dump(other, file)
+            self.assertEqual(calla("inspect", copy).returncode, 3)
+            # None at all: a checkpoint to measure speed with.
+            os.remove(tokenizer)
+            inspect = calla("inspect", copy)
+            self.assertEqual(inspect.returncode, 0, inspect.stderr)
+            self.assertRegex(inspect.stdout, r"warning: .*tokenizer\.json: missing")
+
     def test_weights_that_are_not_finite_are_an_error(self):
         with tempfile.TemporaryDirectory() as folder:
             copy = os.path.join(folder, "model")
