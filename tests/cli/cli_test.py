@@ -97,6 +97,22 @@ class Help(unittest.TestCase):
             self.assertEqual(result.stdout, "", args)
             self.assertNotEqual(result.stderr, "", args)
 
+    def test_names_that_are_none_exit_2(self):
+        with tempfile.TemporaryDirectory() as home:
+            env = {"CALLA_HOME": home, "HF_ENDPOINT": "http://127.0.0.1:9"}
+            for args in [["pull", "foo"], ["pull", "a/b", "--revision", "../x"], ["remove", "x"], ["remove", "a/b"],
+                         ["remove", "../.."], ["eval", "--golden", os.path.join(home, "none")],
+                         ["make-checkpoint", "--tokenizer-from", os.path.join(home, "none"), os.path.join(home, "made")]]:
+                result = calla(*args, env=env)
+                self.assertEqual((result.returncode, result.stdout), (2, ""), (args, result.stderr))
+                self.assertRegex(result.stderr, r"^calla: [^\n]+\n$", args)
+            for setting in [{"HF_ENDPOINT": "nonsense"}, {"HF_TOKEN": "a b"}, {"CALLA_HOME": "", "HOME": ""}]:
+                result = calla("pull", "a/b", env={**env, **setting})
+                self.assertEqual(result.returncode, 2, (setting, result.stderr))
+            # A model that is there but cannot be removed is no mistake in the command.
+            os.makedirs(os.path.join(home, "models", "a--b"))
+            self.assertEqual(calla("remove", "a/b", env=env).returncode, 1)
+
     def test_a_backend_that_is_not_here_is_one_line_and_no_other_backend(self):
         text = " ".join(calla("run", "--help").stdout.split())
         missing = [name for name in ("cuda", "metal") if name + " (not here)" in text]
