@@ -14,6 +14,7 @@
 #include "base/thread_pool.h"
 #include "checkpoint/describe.h"
 #include "checkpoint/json_file.h"
+#include "checkpoint/tensor_names.h"
 
 namespace calla {
 namespace {
@@ -176,6 +177,20 @@ std::vector<std::span<const std::byte>> Checkpoint::mappings() const {
   std::vector<std::span<const std::byte>> out;
   for (const MappedFile& file : mappings_) out.push_back(file.bytes());
   return out;
+}
+
+uint64_t Checkpoint::data_begin(size_t file) const {
+  uint64_t length = 0;  // of the header, checked when the file was opened
+  std::memcpy(&length, mappings_[file].bytes().data(), sizeof(length));
+  return sizeof(length) + length;
+}
+
+bool Checkpoint::needs_padding(size_t file) const {
+  constexpr uint64_t kEnough = 8;  // see Tensor::suits_every_backend
+  if (data_begin(file) % kEnough == 0) return false;
+  return std::any_of(tensors_.begin(), tensors_.end(), [&](const Tensor& tensor) {
+    return static_cast<size_t>(tensor.file) == file && !is_unused_part(tensor.name) && !tensor.suits_every_backend();
+  });
 }
 
 uint64_t Checkpoint::bytes() const {

@@ -23,9 +23,13 @@ struct Tensor {
   std::span<const std::byte> data;  // into the mapping, or into a copy (align_tensors)
   int file = 0;                     // index into Checkpoint::files()
 
+  uintptr_t address() const { return reinterpret_cast<uintptr_t>(data.data()); }
   uint64_t elements() const { return data.size() / dtype_bytes(dtype); }
   // Whether `data` may be used as an array of its dtype where it lies.
-  bool aligned() const { return reinterpret_cast<uintptr_t>(data.data()) % dtype_bytes(dtype) == 0; }
+  bool aligned() const { return address() % dtype_bytes(dtype) == 0; }
+  // Whether every backend can use `data` where it lies: cpu needs aligned elements, cuda uploads from anywhere, but Metal
+  // loads 64 bits of codes at once.
+  bool suits_every_backend() const { return aligned() && (dtype != Dtype::kU32 || address() % 8 == 0); }
   // Whether it holds floats that we can read: bf16, fp16 or fp32.
   bool is_float() const { return dtype == Dtype::kBF16 || dtype == Dtype::kF16 || dtype == Dtype::kF32; }
   // Element of a float tensor by flat index; works at any address.
@@ -51,7 +55,10 @@ class Checkpoint {
   std::span<const Tensor> tensors() const { return tensors_; }      // ordered by name
   const Tensor* find(std::string_view name) const;                  // null: not there
   std::vector<std::span<const std::byte>> mappings() const;         // of the files, in the order of files()
-  uint64_t bytes() const;                                           // of all tensors
+  uint64_t data_begin(size_t file) const;                           // where the file's tensors begin, behind its header
+  // Whether some backend would have to copy tensors of the file that it could use in place behind a padded header.
+  bool needs_padding(size_t file) const;
+  uint64_t bytes() const;  // of all tensors
   // Things worth a line to the user that do not stand in the way of loading.
   const std::vector<std::string>& warnings() const { return warnings_; }
 

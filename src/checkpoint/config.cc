@@ -36,7 +36,7 @@ void check_architecture(const FieldReader& top, ModelConfig& config) {
   if (top.has("architectures")) {
     const json& names = top.at("architectures");
     if (!names.is_array() || names.empty() || !names[0].is_string())
-      top.fail("architectures", "expected a list of names, found " + FieldReader::show(names));
+      top.fail_as_damaged("architectures", "expected a list of names, found " + FieldReader::show(names));
     config.architecture = names[0].get<std::string>();
   }
   const bool type_known = is_known_type(config.model_type);
@@ -82,10 +82,10 @@ std::vector<LayerKind> read_layer_kinds(const FieldReader& text) {
     return kinds;
   }
   const json& types = text.at("layer_types");
-  if (!types.is_array()) text.fail("layer_types", "expected a list, found " + FieldReader::show(types));
+  if (!types.is_array()) text.fail_as_damaged("layer_types", "expected a list, found " + FieldReader::show(types));
   if (types.size() != static_cast<size_t>(layers))
-    text.fail("layer_types",
-              "has " + std::to_string(types.size()) + " entries, but num_hidden_layers is " + std::to_string(layers));
+    text.fail_as_damaged("layer_types", "has " + std::to_string(types.size()) + " entries, but num_hidden_layers is " +
+                                            std::to_string(layers));
   for (const json& type : types) {
     if (type == "linear_attention") {
       kinds.push_back(LayerKind::kGatedDeltaNet);
@@ -119,20 +119,25 @@ void read_heads(const FieldReader& text, ModelShape& shape) {
   shape.gdn_key_heads = text.integer("linear_num_key_heads", 1, kMaxHeads);
   shape.gdn_value_heads = text.integer("linear_num_value_heads", 1, kMaxHeads);
   if (shape.gdn_value_heads % shape.gdn_key_heads != 0)
-    text.fail("linear_num_value_heads", std::to_string(shape.gdn_value_heads) + " is not a multiple of the " +
-                                            std::to_string(shape.gdn_key_heads) + " key heads");
+    text.fail_as_damaged("linear_num_value_heads", std::to_string(shape.gdn_value_heads) +
+                                                       " is not a multiple of the " +
+                                                       std::to_string(shape.gdn_key_heads) + " key heads");
 }
 
 // rope_parameters of newer configs, or rope_theta and partial_rotary_factor beside the other sizes.
 void read_rope(const FieldReader& text, ModelShape& shape) {
   const FieldReader rope = text.has("rope_parameters") ? text.object("rope_parameters") : text;
-  const FieldReader& fraction = rope.has("partial_rotary_factor") ? rope : text;
-  shape.rope_theta = static_cast<float>((rope.has("rope_theta") ? rope : text).number("rope_theta", 2, 1e12));
+  const auto holder = [&](const char* name) -> const FieldReader& {
+    return rope.has(name) || !text.has(name) ? rope : text;
+  };
+  const FieldReader& fraction = holder("partial_rotary_factor");
+  shape.rope_theta = static_cast<float>(holder("rope_theta").number("rope_theta", 2, 1e12));
   const double dim = kHeadDim * fraction.number("partial_rotary_factor", 0, 1);
   shape.rotary_dim = static_cast<int>(std::lround(dim));
   if (shape.rotary_dim < 2 || shape.rotary_dim % 2 != 0 || std::abs(dim - shape.rotary_dim) > 1e-6)
-    fraction.fail("partial_rotary_factor",
-                  "must make an even number of rotated dimensions of " + std::to_string(kHeadDim));
+    fraction.fail_as_damaged("partial_rotary_factor", "expected a share of " + std::to_string(kHeadDim) +
+                                                          " dimensions that is an even number of them, found " +
+                                                          FieldReader::show(fraction.at("partial_rotary_factor")));
 
   const auto require_default = [](const FieldReader& object, const char* name) {
     if (const std::string type = object.text_or(name, "default"); type != "default" && type != "mrope")
@@ -210,7 +215,8 @@ std::vector<TokenId> read_token_ids(const FieldReader& object, const char* name,
   std::set<TokenId> seen;
   for (const json& id : list) {
     if (!id.is_number_unsigned() || id.get<uint64_t>() >= static_cast<uint64_t>(vocab))
-      object.fail(name, "expected token ids below " + std::to_string(vocab) + ", found " + FieldReader::show(id));
+      object.fail_as_damaged(name,
+                             "expected token ids below " + std::to_string(vocab) + ", found " + FieldReader::show(id));
     if (seen.insert(id.get<TokenId>()).second) ids.push_back(id.get<TokenId>());
   }
   return ids;
@@ -223,7 +229,9 @@ ModelConfig parse_config(std::string_view text, const std::string& file_name) {
   const FieldReader top(document, file_name, "");
   ModelConfig config;
   check_architecture(top, config);
-  const FieldReader sizes = top.has("text_config") ? top.object("text_config") : top;
+  // The sizes stand in text_config, or at the top of a text-only model's file.
+  const bool flat = !top.has("text_config") && (top.has("hidden_size") || top.has("num_hidden_layers"));
+  const FieldReader sizes = flat ? top : top.object("text_config");
   check_text_model(sizes);
   check_variants(top, sizes);
   config.shape = read_shape(sizes);

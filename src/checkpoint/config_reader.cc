@@ -15,17 +15,23 @@ std::string show_number(double value) {
   return text;
 }
 
+constexpr const char* kGetAgain = "; get the file again, it was changed or is another model's";
+
 }  // namespace
 
 FieldReader::FieldReader(const nlohmann::json& object, std::string file, std::string path)
     : object_(&object), file_(std::move(file)), path_(std::move(path)) {
   if (!object.is_object())
     throw CheckpointError(file_ + ": " + (path_.empty() ? "the file" : path_.substr(0, path_.size() - 1)) +
-                          ": expected an object, found " + show(object));
+                          ": expected an object, found " + show(object) + kGetAgain);
 }
 
 void FieldReader::fail(const std::string& name, const std::string& what) const {
   throw CheckpointError(file_ + ": " + path_ + name + ": " + what);
+}
+
+void FieldReader::fail_as_damaged(const std::string& name, const std::string& what) const {
+  fail(name, what + kGetAgain);
 }
 
 std::string FieldReader::show(const nlohmann::json& value) {
@@ -41,7 +47,7 @@ bool FieldReader::has(const char* name) const {
 }
 
 const nlohmann::json& FieldReader::at(const char* name) const {
-  if (!has(name)) fail(name, "missing");
+  if (!has(name)) fail_as_damaged(name, "missing");
   return *object_->find(name);
 }
 
@@ -51,8 +57,8 @@ int FieldReader::integer(const char* name, int least, int most) const {
                     : value.is_number_integer() ? value.get<int64_t>() >= INT32_MIN
                                                 : false;
   if (!fits || value.get<int64_t>() < least || value.get<int64_t>() > most)
-    fail(name, "expected an integer from " + std::to_string(least) + " to " + std::to_string(most) + ", found " +
-                   show(value));
+    fail_as_damaged(name, "expected an integer from " + std::to_string(least) + " to " + std::to_string(most) +
+                              ", found " + show(value));
   return value.get<int>();
 }
 
@@ -64,7 +70,8 @@ double FieldReader::number(const char* name, double least, double most) const {
   const nlohmann::json& value = at(name);
   // Written so that NaN, which JSON cannot spell but a library might, is refused too.
   if (!value.is_number() || !(value.get<double>() >= least && value.get<double>() <= most))
-    fail(name, "expected a number from " + show_number(least) + " to " + show_number(most) + ", found " + show(value));
+    fail_as_damaged(
+        name, "expected a number from " + show_number(least) + " to " + show_number(most) + ", found " + show(value));
   return value.get<double>();
 }
 
@@ -76,14 +83,14 @@ std::optional<double> FieldReader::optional_number(const char* name, double leas
 bool FieldReader::boolean_or(const char* name, bool fallback) const {
   if (!has(name)) return fallback;
   const nlohmann::json& value = at(name);
-  if (!value.is_boolean()) fail(name, "expected true or false, found " + show(value));
+  if (!value.is_boolean()) fail_as_damaged(name, "expected true or false, found " + show(value));
   return value.get<bool>();
 }
 
 std::string FieldReader::text_or(const char* name, const std::string& fallback) const {
   if (!has(name)) return fallback;
   const nlohmann::json& value = at(name);
-  if (!value.is_string()) fail(name, "expected a string, found " + show(value));
+  if (!value.is_string()) fail_as_damaged(name, "expected a string, found " + show(value));
   return value.get<std::string>();
 }
 

@@ -26,7 +26,10 @@ class FieldReader {
   void require_integer(const char* name, int supported) const;
   void require_boolean(const char* name, bool fallback, bool supported) const;
 
+  // `what` says what would be supported, or what to do.
   [[noreturn]] void fail(const std::string& name, const std::string& what) const;
+  // For a value that no sound file has: the message goes on with what to do.
+  [[noreturn]] void fail_as_damaged(const std::string& name, const std::string& what) const;
   // A value as it stands in the file, short.
   static std::string show(const nlohmann::json& value);
 

@@ -159,20 +159,31 @@ InspectReport inspect(const Checkpoint& checkpoint, const ModelConfig& config, c
   if (options.tensors) report.tensors.assign(checkpoint.tensors().begin(), checkpoint.tensors().end());
   std::array<uint64_t, kParts> bytes{};
   std::array<uint64_t, kParts> parameters{};
+  std::vector<bool> needs_padding;  // by file
+  for (size_t i = 0; i < report.files.size(); ++i) needs_padding.push_back(checkpoint.needs_padding(i));
   uint64_t odd = 0;  // tensors that cannot be used where they lie
   uint64_t odd_bytes = 0;
+  uint64_t off_bytes = 0;  // of codes that only Metal cannot use where they lie
   for (const Tensor& tensor : checkpoint.tensors()) {
     const Part part = part_of(tensor.name);
     bytes[part] += tensor.data.size();
     parameters[part] += parameters_of(tensor, config.quant);
-    if (part == kUnused || part == kOther || tensor.aligned()) continue;
-    ++odd;
-    odd_bytes += tensor.data.size();
+    if (part == kUnused || part == kOther) continue;
+    if (!tensor.aligned()) {
+      ++odd;
+      odd_bytes += tensor.data.size();
+    } else if (!tensor.suits_every_backend() && needs_padding[static_cast<size_t>(tensor.file)]) {
+      off_bytes += tensor.data.size();
+    }
   }
   if (odd > 0)
     report.warnings.push_back(std::to_string(odd) +
                               " tensors lie at odd addresses in their files; loading has to copy " +
                               describe_bytes(odd_bytes) + " into memory; `calla align` rewrites them once");
+  if (off_bytes > 0)
+    report.warnings.push_back(
+        "on a Mac's GPU, loading has to copy " + describe_bytes(off_bytes) +
+        " into memory, because of where they lie in their files; `calla align` rewrites them once");
   uint64_t weights = 0;
   for (int i = 0; i < kParts; ++i) {
     const auto part = static_cast<Part>(i);

@@ -12,6 +12,7 @@ namespace calla {
 namespace {
 
 constexpr int kMaxDepth = 64;
+constexpr const char* kGetAgain = "; get the file again, it was cut short or changed";
 
 }  // namespace
 
@@ -38,31 +39,42 @@ std::string json_error_text(std::string_view message) {
 
 nlohmann::json parse_json(std::string_view text, const std::string& file_name) {
   using nlohmann::json;
-  std::vector<std::unordered_set<std::string>> keys;  // of the objects being read, outermost first
+  struct Object {
+    std::unordered_set<std::string> keys;
+    std::string last;  // that was read
+  };
+  std::vector<Object> objects;  // that are being read, outermost first
+  const auto fail = [&](const std::string& what) {
+    std::string field;
+    for (const Object& object : objects)
+      if (!object.last.empty()) field += (field.empty() ? "" : ".") + describe_name(object.last);
+    throw CheckpointError(file_name + ": " + (field.empty() ? "" : field + ": ") + what + kGetAgain);
+  };
   const auto watch = [&](int depth, json::parse_event_t event, json& value) {
-    if (depth > kMaxDepth) throw CheckpointError(file_name + ": more than 64 levels deep");
+    if (depth > kMaxDepth) fail("more than 64 levels deep");
     if (event == json::parse_event_t::object_start) {
-      keys.emplace_back();
+      objects.emplace_back();
     } else if (event == json::parse_event_t::object_end) {
-      keys.pop_back();
+      objects.pop_back();
     } else if (event == json::parse_event_t::key) {
       const auto& key = value.get_ref<const std::string&>();
-      if (!keys.back().insert(key).second)
-        throw CheckpointError(file_name + ": the key " + describe_name(key) + " occurs twice in one object");
+      if (!objects.back().keys.insert(key).second)
+        fail("the key " + describe_name(key) + " occurs twice in one object");
+      objects.back().last = key;
     }
     return true;
   };
   // The library would take a zero byte for the end.
   if (const size_t zero = text.find('\0'); zero != std::string_view::npos)
-    throw CheckpointError(file_name + ": not valid JSON at byte " + std::to_string(zero) + ": a zero byte");
+    fail("not valid JSON at byte " + std::to_string(zero) + ": a zero byte");
   try {
     return json::parse(text.begin(), text.end(), watch);
   } catch (const json::parse_error& error) {
-    throw CheckpointError(file_name + ": not valid JSON at byte " + std::to_string(error.byte) + ": " +
-                          json_error_text(error.what()));
+    fail("not valid JSON at byte " + std::to_string(error.byte) + ": " + json_error_text(error.what()));
   } catch (const json::exception& error) {
-    throw CheckpointError(file_name + ": not valid JSON: " + json_error_text(error.what()));
+    fail("not valid JSON: " + json_error_text(error.what()));
   }
+  return {};  // not reached
 }
 
 }  // namespace calla

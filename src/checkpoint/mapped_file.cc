@@ -57,7 +57,7 @@ MappedFile::MappedFile(const std::filesystem::path& path) {
   if (fd.get() < 0) throw CheckpointError(path.string() + ": cannot open: " + reason(errno));
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) throw CheckpointError(path.string() + ": cannot stat: " + reason(errno));
-  if (!S_ISREG(info.st_mode)) throw CheckpointError(path.string() + ": not a regular file");
+  if (!S_ISREG(info.st_mode)) throw CheckpointError(path.string() + ": not a regular file; put the file itself there");
   if (info.st_size == 0) throw CheckpointError(path.string() + ": the file is empty; download it again?");
   size_ = static_cast<size_t>(info.st_size);
   void* address = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd.get(), 0);

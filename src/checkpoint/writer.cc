@@ -198,22 +198,17 @@ std::vector<std::string> pad_headers(const fs::path& directory, const WriteProgr
   // Opening checks the files completely, so what is rewritten is known to be sound.
   const Checkpoint checkpoint = Checkpoint::open(directory);
   const std::vector<std::span<const std::byte>> files = checkpoint.mappings();
-  const auto data_begin = [&](size_t i) {
-    uint64_t length = 0;
-    std::memcpy(&length, files[i].data(), sizeof(length));
-    return sizeof(length) + length;
-  };
   std::vector<size_t> odd;
   uint64_t total = 0;
   for (size_t i = 0; i < files.size(); ++i) {
-    if (data_begin(i) % kDataAlignment == 0) continue;
+    if (!checkpoint.needs_padding(i)) continue;
     odd.push_back(i);
     total += files[i].size();
   }
   std::vector<std::string> names;
   uint64_t done = 0;
   for (const size_t i : odd) {
-    const uint64_t begin = data_begin(i);
+    const uint64_t begin = checkpoint.data_begin(i);
     PartialFile file(directory / checkpoint.files()[i]);
     const uint64_t padded = write_header(file, {reinterpret_cast<const char*>(files[i].data()) + 8, begin - 8});
     for (uint64_t at = begin; at < files[i].size(); at += kPiece) {

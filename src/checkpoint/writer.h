@@ -72,9 +72,9 @@ using WriteProgress = std::function<void(uint64_t bytes_done, uint64_t bytes_tot
 void write_tensor_files(const std::filesystem::path& directory, std::span<const TensorSpec> tensors,
                         const TensorFiller& fill, uint64_t max_shard_bytes, const WriteProgress& progress);
 
-// Rewrites the safetensors files of a directory whose data begins at an address that is no multiple of 64, with a
-// padded header and everything else as it was. Returns the names of those files. Afterwards their tensors can be used
-// where they lie, and loading copies none of them. A file that is a link is replaced by a file of its own.
+// Rewrites the safetensors files of a directory that need it (Checkpoint::needs_padding), with a padded header and
+// everything else as it was. Returns the names of those files. Afterwards every backend can use their tensors where they
+// lie. A file that is a link is replaced by a file of its own.
 std::vector<std::string> pad_headers(const std::filesystem::path& directory, const WriteProgress& progress = {});
 
 // Writes a small text file the same way.

@@ -158,7 +158,8 @@ void add_eval_command(CLI::App& app, int& exit_code) {
   group
       ->add_option("--golden", options->golden,
                    "Compare with the outputs of another implementation; exit 1 outside tolerance")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(CLI::ExistingFile);
   group->require_option(1);
   command->footer(
       "Examples:\n"

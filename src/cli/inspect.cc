@@ -2,13 +2,16 @@
 #include "checkpoint/inspect.h"
 
 #include <cstdio>
+#include <exception>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/terminal.h"
 #include "model/bind_weights.h"
+#include "runtime/loaded_engine.h"
 
 namespace calla {
 namespace {
@@ -25,6 +28,12 @@ int run(const Options& options) {
   Checkpoint checkpoint = Checkpoint::open(directory);
   const ModelConfig config = read_model_config(directory);
   InspectReport report = inspect(checkpoint, config, options.inspect);
+  std::exception_ptr tokenizer_fault;  // as that of the weights, it comes after the report
+  try {
+    check_tokenizer(directory, config.shape, [&](const std::string& line) { report.warnings.push_back(line); });
+  } catch (const CheckpointError&) {
+    tokenizer_fault = std::current_exception();
+  }
   if (options.verify) {
     ProgressLine progress("reading the tensors", "bytes", true);
     report.verified = checkpoint.verify(
@@ -37,6 +46,7 @@ int run(const Options& options) {
     std::fputs(inspect_text(report).c_str(), stdout);
   std::fflush(stdout);
   check_weights(checkpoint, config.shape, config.quant);
+  if (tokenizer_fault) std::rethrow_exception(tokenizer_fault);
   return report.verified && !report.verified->empty() ? kExitModel : 0;
 }
 

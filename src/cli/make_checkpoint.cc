@@ -55,7 +55,8 @@ void add_make_checkpoint_command(CLI::App& app, int& exit_code) {
   command
       ->add_option("--tokenizer-from", options->tokenizer_from,
                    "Copy the tokenizer's files from this directory, so that it can chat")
-      ->type_name("DIR");
+      ->type_name("DIR")
+      ->check(CLI::ExistingDirectory);
   command->add_flag("-q,--quiet", options->quiet, "No progress");
   command->footer(
       "Writes to OUT.partial-N and renames that at the end. What a killed run leaves goes with the next of the\n"

@@ -14,7 +14,6 @@
 #include "cli/terminal.h"
 #include "model/sampling_defaults.h"
 #include "pull/model_store.h"
-#include "pull/pull_error.h"
 #include "tokenizer/utf8.h"
 
 namespace calla {
@@ -126,7 +125,7 @@ fs::path find_model(const std::string& option) {
       const ModelStore store = ModelStore::from_environment();
       if (const auto pulled = store.find(name)) return *pulled;
       looked_in = ", nor pulled into " + store.models().string();
-    } catch (const PullError&) {
+    } catch (const Error&) {
       // Not a repository's name, or no place for a store: then it can only be a directory.
     }
     throw UsageError("there is no model '" + name + "'" + (option.empty() ? " (from $CALLA_MODEL)" : "") +

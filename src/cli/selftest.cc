@@ -11,6 +11,7 @@
 #include "cli/terminal.h"
 #include "model/cost.h"
 #include "model/load_model.h"
+#include "runtime/loaded_engine.h"
 #include "selftest/conformance.h"
 #include "selftest/evaluator.h"
 #include "selftest/golden.h"
@@ -46,6 +47,12 @@ class Selftest {
 
   int run() {
     const auto begin = std::chrono::steady_clock::now();
+    // A model that cannot be used is no reason to wait for the stages first.
+    const std::filesystem::path directory = find_model(options_.model.model);
+    const LoadedModel model = load_model(directory);
+    check_tokenizer(directory, model.config.shape, [&](const std::string& line) {
+      if (!options_.model.quiet) std::fprintf(stderr, "warning: %s\n", line.c_str());
+    });
     std::printf("calla %s selftest\nmachine: %s\n", CALLA_VERSION, describe_machine().c_str());
     conformance(tiny_shape(4), "small widths", default_batch_cases());
     if (options_.real_widths) {
@@ -53,7 +60,7 @@ class Selftest {
       shape.vocab = 32768;  // the head's rows are alike; a smaller one keeps this within memory and a minute
       conformance(shape, "the real model's widths", {{"decode at 3", {{3, 1}}}, {"prefill 40 at 30", {{30, 40}}}});
     }
-    checkpoint();
+    checkpoint(model, directory);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     std::printf("%s in %s\n", failed_ == 0 ? "all right" : (std::to_string(failed_) + " FAILED").c_str(),
                 human_seconds(seconds).c_str());
@@ -78,10 +85,8 @@ class Selftest {
     failed_ += print_conformance(results);
   }
 
-  void checkpoint() {
-    const std::filesystem::path directory = find_model(options_.model.model);
+  void checkpoint(const LoadedModel& model, const std::filesystem::path& directory) {
     const std::string name = directory.filename().string();
-    const LoadedModel model = load_model(directory);
     const std::filesystem::path golden_file = directory / "golden.safetensors";
     if (std::filesystem::exists(golden_file)) {
       golden(model, name, golden_file);

@@ -340,7 +340,7 @@ class Binder {
     std::string text = checkpoint_.directory().string() + ": the tensors do not fit config.json:";
     for (size_t i = 0; i < std::min(problems_.size(), kMostNamed); ++i) text += "\n  " + problems_[i];
     if (problems_.size() > kMostNamed) text += "\n  ... and " + std::to_string(problems_.size() - kMostNamed) + " more";
-    throw CheckpointError(text);
+    throw CheckpointError(text + "\nAre config.json and the weights of one model? If so, get them again.");
   }
 
   const Checkpoint& checkpoint_;

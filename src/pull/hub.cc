@@ -49,8 +49,8 @@ void validate_repo_id(std::string_view repo) {
   // These ends mark our own folders beside the models.
   const bool is_ours = repo.ends_with(".partial") || repo.ends_with(".old") || repo.ends_with(".lock");
   if (!is_valid || is_ours)
-    throw PullError("\"" + std::string(repo.substr(0, 100)) +
-                    "\" is no repository id; expected ORG/NAME, such as mlx-community/Qwen3.6-35B-A3B-4bit");
+    throw UsageError("\"" + std::string(repo.substr(0, 100)) +
+                     "\" is no repository id; expected ORG/NAME, such as mlx-community/Qwen3.6-35B-A3B-4bit");
 }
 
 void validate_revision(std::string_view revision) {
@@ -58,7 +58,7 @@ void validate_revision(std::string_view revision) {
       !revision.empty() && revision.size() <= 200 && revision.find("..") == std::string_view::npos &&
       std::all_of(revision.begin(), revision.end(), [](char c) { return is_name_character(c) || c == '/'; });
   if (!is_valid)
-    throw PullError("\"" + std::string(revision.substr(0, 100)) + "\" is no revision (a branch, tag or commit)");
+    throw UsageError("\"" + std::string(revision.substr(0, 100)) + "\" is no revision (a branch, tag or commit)");
 }
 
 bool is_safe_file_name(std::string_view name) {

@@ -22,7 +22,7 @@ struct RepoListing {
   std::vector<RemoteFile> files;
 };
 
-// "ORG/NAME". Throws PullError if the hub would not have such a name; a valid one is safe in paths and URLs.
+// "ORG/NAME". Throws UsageError if the hub would not have such a name; a valid one is safe in paths and URLs.
 void validate_repo_id(std::string_view repo);
 void validate_revision(std::string_view revision);
 // A plain file name: letters, digits and "._-", not hidden, no folder.

@@ -38,7 +38,7 @@ std::string repo_of(const std::string& folder) {
   repo.replace(dashes, 2, "/");
   try {
     validate_repo_id(repo);
-  } catch (const PullError&) {
+  } catch (const UsageError&) {
     return "";
   }
   return repo;
@@ -62,7 +62,7 @@ std::string environment(const char* name) {
 ModelStore ModelStore::from_environment() {
   if (const std::string home = environment("CALLA_HOME"); !home.empty()) return ModelStore(home);
   const std::string home = environment("HOME");
-  if (home.empty()) throw PullError("neither CALLA_HOME nor HOME is set; set CALLA_HOME to the folder for models");
+  if (home.empty()) throw UsageError("neither CALLA_HOME nor HOME is set; set CALLA_HOME to the folder for models");
   return ModelStore(fs::path(home) / ".cache" / "calla");
 }
 
@@ -111,7 +111,8 @@ uint64_t ModelStore::remove(const std::string& repo) const {
     freed += folder_bytes(path);
     fs::remove_all(path);
   }
-  if (!found) throw PullError("there is no model " + repo + " in " + models().string());
+  if (!found)
+    throw UsageError("there is no model " + repo + " in " + models().string() + "; `calla list` shows what there is");
   return freed;
 }
 

@@ -23,19 +23,19 @@ struct StoredModel {
 class ModelStore {
  public:
   explicit ModelStore(std::filesystem::path home) : home_(std::move(home)) {}
-  // From the environment. Throws PullError if neither CALLA_HOME nor HOME is set.
+  // From the environment. Throws UsageError if neither CALLA_HOME nor HOME is set.
   static ModelStore from_environment();
 
   std::filesystem::path models() const { return home_ / "models"; }
-  std::filesystem::path path_of(const std::string& repo) const;  // throws PullError for an invalid id
+  std::filesystem::path path_of(const std::string& repo) const;  // throws UsageError for an invalid id
   std::filesystem::path partial_path_of(const std::string& repo) const;
 
   // By repository id; incomplete ones too.
   std::vector<StoredModel> list() const;
   // The folder of a complete model.
   std::optional<std::filesystem::path> find(const std::string& repo) const;
-  // Deletes a model and what was downloaded of it; returns the bytes freed. Throws PullError if there is nothing, or if it
-  // is being downloaded.
+  // Deletes a model and what was downloaded of it; returns the bytes freed. Throws UsageError if there is nothing,
+  // PullError if it is being downloaded.
   uint64_t remove(const std::string& repo) const;
 
  private:

@@ -306,10 +306,10 @@ PullResult pull_model(const std::string& repo, const ModelStore& store, const Pu
   PullOptions cleaned = options;
   while (cleaned.endpoint.ends_with("/")) cleaned.endpoint.pop_back();
   if (url_origin(cleaned.endpoint).empty())
-    throw PullError("HF_ENDPOINT is no http or https address: \"" + printable_url(cleaned.endpoint) + "\"");
+    throw UsageError("HF_ENDPOINT is no http or https address: \"" + printable_url(cleaned.endpoint) + "\"");
   const bool is_header_safe =
       std::all_of(cleaned.token.begin(), cleaned.token.end(), [](char c) { return c > 0x20 && c < 0x7f; });
-  if (!is_header_safe) throw PullError("HF_TOKEN has characters in it that no token has");
+  if (!is_header_safe) throw UsageError("HF_TOKEN has characters in it that no token has");
   const ModelLock lock(store, repo);
   try {
     return Pull(repo, store, cleaned).run();

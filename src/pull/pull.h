@@ -48,7 +48,7 @@ struct PullResult {
 };
 
 // Downloads what Calla needs of a repository and checks every file's size and hash. The model appears in the store as a
-// whole, or not at all. Throws PullError.
+// whole, or not at all. Throws PullError; UsageError if a name or a setting of the environment is none.
 PullResult pull_model(const std::string& repo, const ModelStore& store, const PullOptions& options);
 
 }  // namespace calla

@@ -28,6 +28,30 @@ void check_vocabulary(const Tokenizer& tokenizer, const ModelShape& shape, const
                           "; do the two files belong together?");
 }
 
+Tokenizer load_tokenizer(const std::filesystem::path& directory, const ModelShape& shape,
+                         const std::function<void(const std::string&)>& warn) {
+  if (const std::string text = read_template(directory); !text.empty())
+    if (const auto warning = template_warning(text)) warn(*warning);
+  Tokenizer tokenizer = Tokenizer::load(directory);
+  check_vocabulary(tokenizer, shape, directory);
+  for (const char* text : {"<|im_start|>", "<|im_end|>", "<think>", "</think>"})
+    if (!tokenizer.find(text))
+      warn((directory / "tokenizer.json").string() + " has no token " + text +
+           ": the chat format is not one that this model knows");
+  return tokenizer;
+}
+
+void check_tokenizer(const std::filesystem::path& directory, const ModelShape& shape,
+                     const std::function<void(const std::string&)>& warn) {
+  const std::filesystem::path file = directory / "tokenizer.json";
+  std::error_code error;
+  if (std::filesystem::symlink_status(file, error).type() == std::filesystem::file_type::not_found) {
+    warn(file.string() + ": missing; without it the model can be measured (bench), but not run");
+  } else {
+    load_tokenizer(directory, shape, warn);
+  }
+}
+
 std::vector<TokenId> LoadedEngine::stop_tokens() const {
   std::vector<TokenId> tokens = model.config.eos;
   if (const auto eos = tokenizer.eos()) tokens.push_back(*eos);
@@ -45,14 +69,7 @@ std::unique_ptr<LoadedEngine> load_engine(const EngineOptions& options) {
   };
   LoadedModel model = load_model(options.model);
   for (const std::string& warning : model.warnings) warn(warning);
-  if (const std::string text = read_template(options.model); !text.empty())
-    if (const auto warning = template_warning(text)) warn(*warning);
-  Tokenizer tokenizer = Tokenizer::load(options.model);
-  check_vocabulary(tokenizer, model.config.shape, options.model);
-  for (const char* text : {"<|im_start|>", "<|im_end|>", "<think>", "</think>"})
-    if (!tokenizer.find(text))
-      warn((options.model / "tokenizer.json").string() + " has no token " + text +
-           ": the chat format is not one that this model knows");
+  Tokenizer tokenizer = load_tokenizer(options.model, model.config.shape, warn);
 
   const std::string name = std::filesystem::weakly_canonical(options.model).filename().string();
   auto engine =

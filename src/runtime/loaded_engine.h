@@ -38,6 +38,16 @@ struct LoadedEngine {
 // Throws CheckpointError if the tokenizer has ids that the model does not.
 void check_vocabulary(const Tokenizer& tokenizer, const ModelShape& shape, const std::filesystem::path& directory);
 
+// What a model directory needs besides weights, read as load_engine does: the tokenizer, and the chat format that its
+// tokens and template make. `warn` gets a line for each thing that does not stand in the way. Throws CheckpointError.
+Tokenizer load_tokenizer(const std::filesystem::path& directory, const ModelShape& shape,
+                         const std::function<void(const std::string&)>& warn);
+
+// The same for those who need no tokens and only want its faults found. A directory without a tokenizer, as
+// `calla make-checkpoint` makes them to measure speed, is a warning.
+void check_tokenizer(const std::filesystem::path& directory, const ModelShape& shape,
+                     const std::function<void(const std::string&)>& warn);
+
 // Throws CheckpointError, UsageError or DeviceError.
 std::unique_ptr<LoadedEngine> load_engine(const EngineOptions& options);
 

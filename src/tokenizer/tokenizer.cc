@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <unordered_map>
 
 #include "base/error.h"
@@ -41,21 +40,6 @@ std::vector<std::pair<std::string, TokenId>> texts_and_ids(const std::vector<Add
   std::vector<std::pair<std::string, TokenId>> out;
   for (const AddedToken& token : tokens) out.emplace_back(token.text, token.id);
   return out;
-}
-
-// eos_token of tokenizer_config.json: a text, or an object with the text as "content"; nothing if absent or
-// null.
-std::optional<std::string> eos_text(std::string_view config_json, const std::string& name) {
-  const auto config = nlohmann::json::parse(config_json, nullptr, false);
-  if (config.is_discarded())
-    throw CheckpointError(name + ": not valid JSON; get the file again, it was cut short or changed");
-  if (!config.is_object()) throw CheckpointError(name + ": expected a JSON object");
-  if (!config.contains("eos_token") || config["eos_token"].is_null()) return std::nullopt;
-  const auto& eos = config["eos_token"];
-  if (eos.is_string()) return eos.get<std::string>();
-  if (eos.is_object() && eos.contains("content") && eos["content"].is_string())
-    return eos["content"].get<std::string>();
-  throw CheckpointError(name + ": eos_token: expected a text, or an object with the text as \"content\"");
 }
 
 }  // namespace
@@ -97,19 +81,23 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
   std::error_code error;  // a path that cannot be looked at fails when it is read
   const auto file = std::filesystem::is_directory(path, error) ? path / "tokenizer.json" : path;
   const auto config = file.parent_path() / "tokenizer_config.json";
-  const std::string config_json = std::filesystem::exists(config, error) ? read_file(config) : std::string();
+  std::optional<std::string> config_json;
+  if (std::filesystem::exists(config, error)) config_json = read_file(config);
   return parse(read_file(file), config_json, file.string());
 }
 
-Tokenizer Tokenizer::parse(std::string_view tokenizer_json, std::string_view config_json, const std::string& name) {
+Tokenizer Tokenizer::parse(std::string_view tokenizer_json, std::optional<std::string_view> config_json,
+                           const std::string& name) {
   auto parts = std::make_unique<Parts>(parse_tokenizer_json(tokenizer_json, name), name);
   const std::string config_name = (std::filesystem::path(name).parent_path() / "tokenizer_config.json").string();
-  const auto eos = config_json.empty() ? std::nullopt : eos_text(config_json, config_name);
+  const auto eos = config_json ? parse_eos_token(*config_json, config_name) : std::nullopt;
   Parts& made = *parts;
   Tokenizer tokenizer(std::move(parts));
   if (eos) {
     made.eos = tokenizer.find(*eos);
-    if (!made.eos) throw CheckpointError(config_name + ": eos_token: " + *eos + " is not a token of " + name);
+    if (!made.eos)
+      throw CheckpointError(config_name + ": eos_token: expected a token of " + name + ", found " + shown(*eos) +
+                            "; do the two files belong together?");
   }
   return tokenizer;
 }

@@ -34,8 +34,8 @@ class Tokenizer {
   // Reads tokenizer.json: `path` is the file or its directory. eos() comes from a tokenizer_config.json
   // beside it. Throws CheckpointError.
   static Tokenizer load(const std::filesystem::path& path);
-  // The same from the files' contents; `config_json` may be empty. `name` begins the error messages.
-  static Tokenizer parse(std::string_view tokenizer_json, std::string_view config_json = {},
+  // The same from the files' contents, of which the second may be missing. `name` begins the error messages.
+  static Tokenizer parse(std::string_view tokenizer_json, std::optional<std::string_view> config_json = {},
                          const std::string& name = "tokenizer.json");
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;

@@ -30,6 +30,8 @@ std::string cut_short(const std::string& text) {
 // A value as JSON, for a message.
 std::string shown(const json& value) { return cut_short(value.dump()); }
 
+constexpr const char* kGetAgain = "; get the file again, it was cut short or changed";
+
 // The file as parsed: the two big tables apart, everything else as a small tree.
 struct RawFile {
   json root;
@@ -133,7 +135,7 @@ class RawReader : public json::json_sax_t {
       reason = "unexpected " + shown(std::string(1, text_[byte - 1]));
     }
     throw CheckpointError(name_ + ": " + where() + "not valid JSON at byte " + std::to_string(byte) + ": " + reason +
-                          "; get the file again, it was cut short or changed");
+                          kGetAgain);
   }
 
  private:
@@ -398,17 +400,37 @@ class SpecBuilder {
   TokenizerSpec spec_;
 };
 
-}  // namespace
-
-TokenizerSpec parse_tokenizer_json(std::string_view text, const std::string& name) {
+// Throws CheckpointError if it is not JSON, or JSON of a kind that no tokenizer's file has.
+RawFile read_raw(std::string_view text, const std::string& name) {
   // The library would take a zero byte for the end.
   if (const size_t zero = text.find('\0'); zero != std::string_view::npos)
-    throw CheckpointError(name + ": not valid JSON at byte " + std::to_string(zero + 1) +
-                          ": a zero byte; get the file again, it was cut short or changed");
+    throw CheckpointError(name + ": not valid JSON at byte " + std::to_string(zero + 1) + ": a zero byte" + kGetAgain);
   RawFile file;
   RawReader reader(file, text, name);
   json::sax_parse(text, &reader);
+  return file;
+}
+
+}  // namespace
+
+TokenizerSpec parse_tokenizer_json(std::string_view text, const std::string& name) {
+  RawFile file = read_raw(text, name);
   return SpecBuilder(file, name).build();
 }
+
+std::optional<std::string> parse_eos_token(std::string_view text, const std::string& name) {
+  const json config = read_raw(text, name).root;
+  if (!config.is_object())
+    throw CheckpointError(name + ": file: expected a JSON object, found " + shown(config) + kGetAgain);
+  const json eos = config.value("eos_token", json());
+  if (eos.is_null()) return std::nullopt;
+  const json content = eos.is_object() ? eos.value("content", json()) : eos;
+  if (!content.is_string())
+    throw CheckpointError(name + ": eos_token: expected a text, or an object with the text as \"content\", found " +
+                          shown(eos) + kGetAgain);
+  return content.get<std::string>();
+}
+
+std::string shown(const std::string& text) { return shown(json(text)); }
 
 }  // namespace calla

@@ -1,7 +1,9 @@
 #pragma once
-// tokenizer.json, read and checked: what the file says, in the form that the rest of the folder uses.
+// tokenizer.json, and the one field that Calla needs of tokenizer_config.json, read and checked: what the files say, in
+// the form that the rest of the folder uses.
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,5 +33,11 @@ struct TokenizerSpec {
 // format is not supported and what is. A returned spec is consistent; nothing in it needs to be checked
 // again.
 TokenizerSpec parse_tokenizer_json(std::string_view json, const std::string& name);
+
+// eos_token of tokenizer_config.json; nothing if it is absent or null. Throws CheckpointError in the same way.
+std::optional<std::string> parse_eos_token(std::string_view json, const std::string& name);
+
+// A text of a file for a message: quoted, escaped, cut if long.
+std::string shown(const std::string& text);
 
 }  // namespace calla

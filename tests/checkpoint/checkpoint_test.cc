@@ -117,10 +117,10 @@ TEST_F(TwoShards, ShardMissing) {
 TEST_F(TwoShards, ShardIsADirectoryOrAPipe) {
   std::filesystem::remove(path_ / kSecond);
   std::filesystem::create_directory(path_ / kSecond);
-  EXPECT_THAT(load_refused(), AllOf(HasSubstr(kSecond), HasSubstr("not a regular file")));
+  EXPECT_THAT(load_refused(), AllOf(HasSubstr(kSecond), HasSubstr("not a regular file; put the file itself there")));
   std::filesystem::remove(path_ / kSecond);
   ASSERT_EQ(::mkfifo((path_ / kSecond).c_str(), 0600), 0);
-  EXPECT_THAT(load_refused(), AllOf(HasSubstr(kSecond), HasSubstr("not a regular file")));
+  EXPECT_THAT(load_refused(), AllOf(HasSubstr(kSecond), HasSubstr("not a regular file; put the file itself there")));
 }
 
 TEST_F(TwoShards, IndexNamesATensorAbsentFromItsShard) {

@@ -10,6 +10,7 @@ namespace {
 
 using nlohmann::json;
 using testing::AllOf;
+using testing::AnyOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -125,7 +126,10 @@ TEST(Config, RefusesValuesOutOfRange) {
         "shared_expert_intermediate_size", "max_position_embeddings", "head_dim"}) {
     for (const json& value : {json(0), json(-1), json(1.5), json("64"), json(nullptr), json(1u << 31), json(1ull << 63),
                               json::array({64}), json(true)})
-      EXPECT_THAT(refused(with(field, value)), HasSubstr(std::string("config.json: text_config.") + field)) << value;
+      EXPECT_THAT(refused(with(field, value)),
+                  AllOf(HasSubstr(std::string("config.json: text_config.") + field),
+                        AnyOf(HasSubstr("; get the file again"), HasSubstr("made for 256"))))
+          << value;
   }
   for (const json& value : {json(0), json(-1e-6), json(1), json("1e-6"), json(nullptr)})
     EXPECT_THAT(refused(with("rms_norm_eps", value)), HasSubstr("rms_norm_eps"));
@@ -136,8 +140,14 @@ TEST(Config, RefusesValuesOutOfRange) {
   rope["rope_theta"] = 1e7;
   for (const json& value : {json(0), json(1.5), json(0.1), json(-0.25), json(1.0 / 256), json("x")}) {
     rope["partial_rotary_factor"] = value;
-    EXPECT_THAT(refused(config), HasSubstr("partial_rotary_factor")) << value;
+    EXPECT_THAT(refused(config), AllOf(HasSubstr("text_config.rope_parameters.partial_rotary_factor: expected"),
+                                       HasSubstr("found"), HasSubstr("; get the file again")))
+        << value;
   }
+  rope.erase("partial_rotary_factor");
+  EXPECT_THAT(refused(config), HasSubstr("text_config.rope_parameters.partial_rotary_factor: missing; get"));
+  config.erase("text_config");
+  EXPECT_THAT(refused(config), HasSubstr("config.json: text_config: missing; get"));
   config["text_config"] = 5;
   EXPECT_THAT(refused(config), HasSubstr("text_config: expected an object, found 5"));
 }
@@ -176,7 +186,14 @@ TEST(Config, RefusesWhatIsNotJson) {
               HasSubstr("the key model_type occurs twice"));
   EXPECT_THAT(text(std::string(100000, '[')), HasSubstr("64 levels"));
   EXPECT_THAT(text(""), HasSubstr("not valid JSON"));
-  EXPECT_THAT(text("{\"a\":1e400}"), AllOf(HasSubstr("not valid JSON"), testing::Not(HasSubstr("exception"))));
+  // What Python writes for a number that is none; the field is named, and what to do.
+  EXPECT_THAT(text(R"({"text_config":{"head_dim":256,"rms_norm_eps":NaN}})"),
+              AllOf(HasSubstr("config.json: text_config.rms_norm_eps: not valid JSON at byte 47"),
+                    HasSubstr("; get the file again")));
+  EXPECT_THAT(text(R"({"text_config":{"head_dim":256},"eos_token_id":[1,)"),
+              HasSubstr("config.json: eos_token_id: not valid JSON at byte 51"));
+  EXPECT_THAT(text("{\"a\":1e400}"),
+              AllOf(HasSubstr("a: "), HasSubstr("not valid JSON"), testing::Not(HasSubstr("exception"))));
   EXPECT_THAT(text(std::string("{}\0", 3)), HasSubstr("a zero byte"));
 }
 

@@ -138,6 +138,23 @@ TEST(Inspect, CountsUnusedParts) {
       inspect(Checkpoint::open(temp.path() / "model"), read_model_config(temp.path() / "model"), {});
   ASSERT_THAT(odd.warnings, SizeIs(1));
   EXPECT_THAT(odd.warnings[0], HasSubstr(std::to_string(tensors.size() - 2) + " tensors lie at odd addresses"));
+  // Four bytes, and then eight: what a Mac's GPU cannot use in place, and what all can. Padding mends what is warned of.
+  const auto shifted = [&](size_t by) {
+    std::string file = bytes;
+    uint64_t header = length - 1;  // as it was, a multiple of 64 with its length
+    file.erase(8 + header, 1);
+    file.insert(8 + header, by, ' ');
+    header += by;
+    std::memcpy(file.data(), &header, 8);
+    write_file(temp.path() / "model/model.safetensors", file);
+    return inspect(Checkpoint::open(temp.path() / "model"), read_model_config(temp.path() / "model"), {}).warnings;
+  };
+  ASSERT_THAT(shifted(4), SizeIs(1));
+  EXPECT_THAT(shifted(4)[0], AllOf(HasSubstr("on a Mac's GPU"), HasSubstr("calla align")));
+  EXPECT_THAT(pad_headers(temp.path() / "model"), SizeIs(1));
+  EXPECT_THAT(pad_headers(temp.path() / "model"), SizeIs(0));
+  EXPECT_THAT(shifted(8), SizeIs(0));
+  EXPECT_THAT(pad_headers(temp.path() / "model"), SizeIs(0));
   EXPECT_EQ(report.plan.weights + 216, Checkpoint::open(temp.path() / "model").bytes());
 }
 

@@ -97,6 +97,22 @@ class Help(unittest.TestCase):
             self.assertEqual(result.stdout, "", args)
             self.assertNotEqual(result.stderr, "", args)
 
+    def test_names_that_are_none_exit_2(self):
+        with tempfile.TemporaryDirectory() as home:
+            env = {"CALLA_HOME": home, "HF_ENDPOINT": "http://127.0.0.1:9"}
+            for args in [["pull", "foo"], ["pull", "a/b", "--revision", "../x"], ["remove", "x"], ["remove", "a/b"],
+                         ["remove", "../.."], ["eval", "--golden", os.path.join(home, "none")],
+                         ["make-checkpoint", "--tokenizer-from", os.path.join(home, "none"), os.path.join(home, "made")]]:
+                result = calla(*args, env=env)
+                self.assertEqual((result.returncode, result.stdout), (2, ""), (args, result.stderr))
+                self.assertRegex(result.stderr, r"^calla: [^\n]+\n$", args)
+            for setting in [{"HF_ENDPOINT": "nonsense"}, {"HF_TOKEN": "a b"}, {"CALLA_HOME": "", "HOME": ""}]:
+                result = calla("pull", "a/b", env={**env, **setting})
+                self.assertEqual(result.returncode, 2, (setting, result.stderr))
+            # A model that is there but cannot be removed is no mistake in the command.
+            os.makedirs(os.path.join(home, "models", "a--b"))
+            self.assertEqual(calla("remove", "a/b", env=env).returncode, 1)
+
     def test_a_backend_that_is_not_here_is_one_line_and_no_other_backend(self):
         text = " ".join(calla("run", "--help").stdout.split())
         missing = [name for name in ("cuda", "metal") if name + " (not here)" in text]
@@ -296,6 +312,33 @@ class Tools(unittest.TestCase):
                 file.write("{")
             shutil.copy(os.path.join(TINY, "model.safetensors"), weights)
             self.assertEqual(calla("run", "x", "--model", copy).returncode, 3)
+
+    def test_a_damaged_tokenizer_is_found_without_running(self):
+        with tempfile.TemporaryDirectory() as folder:
+            copy = os.path.join(folder, "model")
+            shutil.copytree(TINY, copy)
+            tokenizer = os.path.join(copy, "tokenizer.json")
+            with open(tokenizer, "r+b") as file:
+                file.truncate(os.path.getsize(tokenizer) // 2)
+            said = calla("run", "x", "-m", copy).stderr
+            self.assertIn("tokenizer.json: ", said)
+            inspect = calla("inspect", copy)
+            self.assertEqual((inspect.returncode, inspect.stderr), (3, said))
+            self.assertIn("Qwen3_5Moe", inspect.stdout)  # the rest of the report is there all the same
+            selftest = calla("selftest", "-m", copy)
+            self.assertEqual((selftest.returncode, selftest.stdout, selftest.stderr), (3, "", said))
+            # Of another model.
+            with open(os.path.join(TINY, "tokenizer.json"), encoding="utf-8") as file:
+                other = json.load(file)
+            other["added_tokens"][0]["id"] = 5000
+            with open(tokenizer, "w", encoding="utf-8") as file:
+                json.dump(other, file)
+            self.assertEqual(calla("inspect", copy).returncode, 3)
+            # None at all: a checkpoint to measure speed with.
+            os.remove(tokenizer)
+            inspect = calla("inspect", copy)
+            self.assertEqual(inspect.returncode, 0, inspect.stderr)
+            self.assertRegex(inspect.stdout, r"warning: .*tokenizer\.json: missing")
 
     def test_weights_that_are_not_finite_are_an_error(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -33,13 +33,13 @@ TEST(RepoIds, AreChecked) {
                                  std::string("a/b\0c", 5),
                                  std::string("https://hub/a/b"),
                                  std::string("a/é")})
-    EXPECT_THROW(validate_repo_id(bad), PullError) << bad;
+    EXPECT_THROW(validate_repo_id(bad), UsageError) << bad;
 }
 
 TEST(Revisions, AreChecked) {
   for (const char* good : {"main", "v1.0", "refs/pr/1", "0123456789abcdef"}) EXPECT_NO_THROW(validate_revision(good));
   for (const char* bad : {"", "..", "a/../b", "a b", "a?b", "a#b", "a%2e"})
-    EXPECT_THROW(validate_revision(bad), PullError) << bad;
+    EXPECT_THROW(validate_revision(bad), UsageError) << bad;
 }
 
 TEST(FileNames, AreChecked) {

@@ -58,9 +58,9 @@ TEST_F(Store, FindsAndRemoves) {
   EXPECT_GT(store_.remove("a/whole"), 10u);
   EXPECT_FALSE(fs::exists(home_ / "models" / "a--whole"));
   EXPECT_FALSE(fs::exists(home_ / "models" / "a--whole.partial"));
-  EXPECT_THROW(store_.remove("a/whole"), PullError);
-  EXPECT_THROW(store_.remove("../../etc"), PullError);
-  EXPECT_THROW(store_.find(".."), PullError);
+  EXPECT_THROW(store_.remove("a/whole"), UsageError);
+  EXPECT_THROW(store_.remove("../../etc"), UsageError);
+  EXPECT_THROW(store_.find(".."), UsageError);
 }
 
 TEST_F(Store, ALockedModelIsNotRemoved) {

@@ -266,7 +266,7 @@ TEST_F(PullTest, TheTokenGoesToTheHubOnly) {
   expect_model_is_right();
   EXPECT_FALSE(hub_.token_leaked);
   with_token.token = "a\r\nX: y";
-  EXPECT_THROW(pull_model("org/model", store_, with_token), PullError);
+  EXPECT_THROW(pull_model("org/model", store_, with_token), UsageError);
 }
 
 TEST_F(PullTest, AFullDiskIsSeenBefore) {

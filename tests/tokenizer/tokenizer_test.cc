@@ -17,8 +17,10 @@
 namespace calla {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 using Ids = std::vector<TokenId>;
 
 const Tokenizer& calla_tiny() {
@@ -152,17 +154,39 @@ TEST(Tokenizer, ReadsTheEosTokenFromTheConfig) {
   EXPECT_EQ(Tokenizer::parse(file, R"({"eos_token": "<|a|>"})").eos(), 256);
   EXPECT_EQ(Tokenizer::parse(file, R"({"eos_token": {"content": "<b>", "special": true}})").eos(), 257);
   for (const auto& [config, expected] :
-       {std::pair(R"({"eos_token": "<none>"})", "eos_token: <none> is not a token of dir/tokenizer.json"),
-        {R"({"eos_token": 7})", "eos_token: expected a text"},
-        {"[]", "expected a JSON object"},
-        {"{", "not valid JSON; get the file again"}}) {
+       {std::pair(
+            R"({"eos_token": "<none>"})",
+            "eos_token: expected a token of dir/tokenizer.json, found \"<none>\"; do the two files belong together?"),
+        {R"({"eos_token": "\n\n"})", R"(found "\n\n";)"},
+        {R"({"eos_token": 7})",
+         "eos_token: expected a text, or an object with the text as \"content\", found 7; get the file again"},
+        {R"({"eos_token": {"text": "<b>"}})", R"(found {"text":"<b>"}; get)"},
+        {R"({"eos_token": {"content": null}})", R"(found {"content":null}; get)"},
+        {R"({"eos_token": [)", "eos_token: not valid JSON at byte 16: the file ends too early; get the file again"},
+        {R"({"eos_token": NaN})", "eos_token: not valid JSON at byte 15: unexpected \"N\"; get the file again"},
+        {"{\"a\": \"\xff\"}", "a: not valid JSON at byte 8: it is not UTF-8 text; get"},
+        {"[]", "file: expected a JSON object, found []; get"},
+        {"{", "not valid JSON at byte 2: the file ends too early; get the file again"},
+        {"", "not valid JSON at byte 1: the file is empty; get the file again"}}) {
     try {
       Tokenizer::parse(file, config, "dir/tokenizer.json");
       ADD_FAILURE() << config << " was accepted";
     } catch (const CheckpointError& error) {
-      EXPECT_THAT(error.what(), HasSubstr(std::string("dir/tokenizer_config.json: ") + expected));
+      EXPECT_THAT(error.what(), AllOf(StartsWith("dir/tokenizer_config.json: "), HasSubstr(expected)));
     }
   }
+}
+
+// An empty file is a damaged one, not a missing one.
+TEST(Tokenizer, AnEmptyConfigIsNoMissingOne) {
+  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "calla_empty_config";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "tokenizer.json") << test::tiny_json({}).dump();
+  EXPECT_EQ(Tokenizer::load(folder).eos(), std::nullopt);
+  std::ofstream(folder / "tokenizer_config.json").flush();
+  EXPECT_THROW(Tokenizer::load(folder), CheckpointError);
+  std::filesystem::remove_all(folder);
 }
 
 TEST(Tokenizer, SaysWhichFileCannotBeRead) {
