@@ -206,6 +206,8 @@ void check_writable(const std::string& path) {
 }
 
 int bench(const BenchOptions& options) {
+  if (!options.svg_file.empty() && options.svg_file == options.json_file)
+    throw UsageError("--json-file and --svg name one file; each needs its own");
   check_writable(options.json_file);
   check_writable(options.svg_file);
   const BenchSubject subject(options.model, options.synthetic, options.layers);
@@ -320,8 +322,10 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_flag("--profile", options->profile,
                     "Also show where the time goes: kernel by kernel (cuda) or stage by stage (cpu)");
   command->add_flag("--json", options->json, "Print JSON instead of the table");
-  command->add_option("--json-file", options->json_file, "Also write the JSON here")->type_name("FILE");
-  command->add_option("--svg", options->svg_file, "Also plot to this SVG file")->type_name("FILE");
+  command->add_option("--json-file", options->json_file, "Also write the JSON here")
+      ->check(not_empty())
+      ->type_name("FILE");
+  command->add_option("--svg", options->svg_file, "Also plot to this SVG file")->check(not_empty())->type_name("FILE");
   command->footer("");  // not the program's
   command->footer([] {
     return "The limit is what moving the counted bytes of a token (weights, states, KV rows) takes at the read\n"

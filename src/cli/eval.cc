@@ -154,7 +154,7 @@ void add_eval_command(CLI::App& app, int& exit_code) {
       app.add_subcommand("eval", "Measure quality: perplexity of a text, or agreement with a golden file");
   auto options = std::make_shared<EvalOptions>();
   CLI::App* group = command->add_option_group("What to measure (one of)");
-  group->add_option("--text", options->text, "Perplexity of this text file")->type_name("FILE");
+  group->add_option("--text", options->text, "Perplexity of this text file")->type_name("FILE")->check(not_empty());
   group
       ->add_option("--golden", options->golden,
                    "Compare with the outputs of another implementation; exit 1 outside tolerance")

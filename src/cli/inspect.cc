@@ -56,6 +56,7 @@ void add_inspect_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("inspect", "Show what a checkpoint is, its tensors, bytes and memory needs");
   auto options = std::make_shared<Options>();
   command->add_option("directory,-m,--model", options->directory, "The checkpoint (default as for chat)")
+      ->check(not_empty())
       ->type_name("DIR");
   command
       ->add_option("-c,--context", options->inspect.context,

@@ -130,7 +130,7 @@ int main(int argc, char** argv) {
   } catch (const Interrupted&) {
     return fail(kExitInterrupted, "interrupted");
   } catch (const std::filesystem::filesystem_error& e) {
-    return fail(kExitModel, e.what());
+    return fail(kExitModel, (e.path1().string() + ": " + e.code().message()).c_str());
   } catch (const std::bad_alloc&) {
     return fail(kExitDevice, "out of memory; try a smaller --context or a smaller model");
   } catch (const std::exception& e) {

@@ -46,12 +46,16 @@ void add_make_checkpoint_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<Options>();
   std::string names;
   for (const std::string& name : shape_names()) names += (names.empty() ? "" : ", ") + name;
-  command->add_option("out", options->out, "The directory to write; must not exist yet")->required();
+  command->add_option("out", options->out, "The directory to write; must not exist yet")
+      ->required()
+      ->check(not_empty());
   command->add_option("--shape", options->shape, "Sizes of: " + names)->capture_default_str();
   command->add_option("--layers", options->layers, "Layers (default: as many as the model has)")
       ->type_name("N")
       ->check(between(1, 1000));
-  command->add_option("--seed", options->seed, "The same seed gives the same weights")->capture_default_str();
+  command->add_option("--seed", options->seed, "The same seed gives the same weights")
+      ->check(between<int64_t>(0, INT64_MAX))
+      ->capture_default_str();
   command
       ->add_option("--tokenizer-from", options->tokenizer_from,
                    "Copy the tokenizer's files from this directory, so that it can chat")

@@ -30,6 +30,7 @@ void add_model_options(CLI::App& command, ModelOptions& options, bool session) {
       .add_option("-m,--model", options.model,
                   "Model: a directory in MLX layout, or the name of a pulled one (default: $CALLA_MODEL, else the "
                   "bundled calla-tiny)")
+      ->check(not_empty())
       ->type_name("DIR");
   command.add_option("-b,--backend", options.backend, kWhereToRun)->type_name("NAME")->capture_default_str();
   command.add_option("-t,--threads", options.threads, "CPU threads (default: all cores)")

@@ -1,10 +1,13 @@
 #pragma once
 // What several commands have in common: which model, on what, and how to sample. See main.cc for the list of commands.
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <filesystem>
 #include <optional>
 #include <sstream>
 #include <string>
+#include <system_error>
+#include <type_traits>
 #include <vector>
 
 #include "backend/sampling.h"
@@ -43,11 +46,24 @@ CLI::Validator between(T low, T high) {
   return CLI::Validator(
       [low, high](std::string& text) -> std::string {
         T value{};
-        if (!CLI::detail::lexical_cast(text, value)) return "\"" + text + "\" is not a number that fits here";
+        bool fits = CLI::detail::lexical_cast(text, value);
+        // The library would take the nearest number for a whole one that is too large.
+        if constexpr (std::is_integral_v<T>)
+          fits &= std::from_chars(text.data(), text.data() + text.size(), value).ec != std::errc::result_out_of_range;
+        if (!fits) return "\"" + text + "\" is not a number that fits here";
         if (value >= low && value <= high) return {};
         std::ostringstream message;
         message << text << " is not between " << low << " and " << high;
         return message.str();
+      },
+      "");
+}
+
+// Likewise: a name or a path. Without it an unset shell variable would count as an option that was not given.
+inline CLI::Validator not_empty() {
+  return CLI::Validator(
+      [](std::string& text) {
+        return text.empty() ? std::string("must not be empty; leave it out for the default") : std::string();
       },
       "");
 }

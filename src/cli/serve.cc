@@ -50,18 +50,25 @@ void add_serve_command(CLI::App& app, int& exit_code) {
   ServeOptions& serve_options = options->serve;
   SchedulerOptions& scheduler = serve_options.engine.scheduler;
   serve_options.http.port = 8080;
-  command->add_option("--host", serve_options.http.host, "Address to listen on")->capture_default_str();
+  command->add_option("--host", serve_options.http.host, "Address to listen on")
+      ->check(not_empty())
+      ->capture_default_str();
   command->add_option("-p,--port", serve_options.http.port, "Port; 0: any free one")
       ->check(between(0, 65535))
       ->capture_default_str();
-  command->add_option("--api-key", serve_options.access.api_key,
-                      "Ask for this key (better in $CALLA_API_KEY, which other users cannot see)");
+  command
+      ->add_option("--api-key", serve_options.access.api_key,
+                   "Ask for this key (better in $CALLA_API_KEY, which other users cannot see)")
+      ->check(not_empty());
   command->add_flag("--insecure", serve_options.insecure, "Allow an address that others reach without an API key");
   command->add_option("--cors-origin", serve_options.access.cors_origins, "Web page that may use the API; repeatable")
+      ->check(not_empty())
       ->allow_extra_args(false);
   command->add_option("--allowed-host", serve_options.access.allowed_hosts, "Further name of this server; repeatable")
+      ->check(not_empty())
       ->allow_extra_args(false);
-  command->add_option("--model-name", serve_options.model_id, "Name in the API (default: the directory's)");
+  command->add_option("--model-name", serve_options.model_id, "Name in the API (default: the directory's)")
+      ->check(not_empty());
   command->add_option("--max-sequences", scheduler.max_sequences, "Requests answered at once")
       ->check(between(1, 256))
       ->capture_default_str();
@@ -74,6 +81,7 @@ void add_serve_command(CLI::App& app, int& exit_code) {
   command->add_flag("!--no-prepare", scheduler.prepare,
                     "Do not read an answered chat ahead while nothing else is to do");
   command->add_option("--cache-dir", scheduler.cache_dir, "Keep the prefix cache here too, for after a restart")
+      ->check(not_empty())
       ->type_name("DIR");
   command->add_option("--cache-dir-gb", options->cache_dir_gb, "Size limit of --cache-dir")
       ->check(between(0.0, 100000.0))

@@ -66,6 +66,7 @@ void add_tokenize_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<TokenizeOptions>();
   command->add_option("text", options->text, "The text, or - to read it from stdin")->required();
   command->add_option("-m,--model", options->model, "Directory with tokenizer.json (default as for chat)")
+      ->check(not_empty())
       ->type_name("DIR");
   command->add_flag("--plain", options->plain, "Treat control tokens such as <|im_end|> as plain text");
   CLI::Option* ids = command->add_flag("--ids", options->ids, "Print the ids only, as a JSON list");

@@ -91,6 +91,10 @@ class Help(unittest.TestCase):
                      ["run", "x", "--min-p", "nan"], ["bench", "--layers", "2"], ["make-checkpoint", "."],
                      ["serve", "--cache-gb", "0", "--cache-dir", "/tmp/never-made"],
                      ["run", "x", "--temp", "hot"], ["run", "x", "--seed", "-1"], ["run", "x", "--greedy", "--temp", "1"],
+                     ["run", "x", "--seed", "99999999999999999999"], ["run", "x", "-m", ""], ["inspect", ""],
+                     ["make-checkpoint", "/tmp/never-made", "--seed", "-1"], ["make-checkpoint", ""],
+                     ["bench", "--json-file", ""], ["bench", "--json-file", "/tmp/one", "--svg", "/tmp/one"],
+                     ["serve", "--api-key", ""], ["serve", "--host", ""], ["tokenize", "x", "-m", ""],
                      ["run", "x", "--stop", ""], ["eval", "--text", CALLA], ["run", "x", "--model", "y" * 5000]]:
             result = calla(*args)
             self.assertEqual(result.returncode, 2, (args, result.stderr))
@@ -219,7 +223,7 @@ class Chat(unittest.TestCase):
         self.assertIn("cache: off", without.stderr)
         refused = calla("chat", "--cache-gb", "0.000001", stdin=talk)
         self.assertEqual((refused.returncode, refused.stdout), (2, ""))
-        self.assertRegex(refused.stderr, r"takes 0\.\d\d\d GB or more; give --cache-gb at least that, or 0 for no cache\n$")
+        self.assertRegex(refused.stderr, r"take 0\.\d\d\d GB or more; give --cache-gb at least that, or 0 for no cache\n$")
 
     def test_ctrl_c_stops_the_answer_only(self):
         chat = Terminal("chat", "-b", "reference", "--no-think")
