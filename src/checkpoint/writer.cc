@@ -105,10 +105,15 @@ void write_shard(SafetensorsWriter& writer, std::span<const TensorSpec> tensors,
 }  // namespace
 
 PartialFile::PartialFile(fs::path path) : path_(std::move(path)), partial_(path_.string() + ".partial") {
-  fd_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
-  if (fd_ < 0) fail(partial_, "create the file");
+  // Not blocking, for a pipe under this name would never open.
+  fd_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0644);
+  if (fd_ < 0 && errno != ENXIO) fail(partial_, "create the file");
   // One writer at a time. What a killed one left is taken over: its lock is gone.
   struct stat mine = {}, there = {};
+  if (fd_ < 0 || ::fstat(fd_, &mine) != 0 || !S_ISREG(mine.st_mode)) {
+    if (fd_ >= 0) ::close(fd_);
+    throw CheckpointError(partial_.string() + ": not a regular file; remove it");
+  }
   const bool locked = ::flock(fd_, LOCK_EX | LOCK_NB) == 0;
   if (!locked || ::fstat(fd_, &mine) != 0 || ::stat(partial_.c_str(), &there) != 0 || mine.st_ino != there.st_ino) {
     ::close(fd_);

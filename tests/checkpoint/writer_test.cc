@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <fstream>
 
@@ -51,6 +52,17 @@ TEST_F(PartialFileTest, OneWriterAtATime) {
   }
   first.finish();
   EXPECT_EQ(content(path_), "first");
+}
+
+// Opening one would wait for a reader for ever, deaf to Ctrl-C.
+TEST_F(PartialFileTest, APipeUnderTheNameIsRefused) {
+  ASSERT_EQ(::mkfifo((path_.string() + ".partial").c_str(), 0600), 0);
+  try {
+    PartialFile file(path_);
+    FAIL();
+  } catch (const CheckpointError& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("file.partial: not a regular file; remove it"));
+  }
 }
 
 TEST_F(PartialFileTest, WhatAKilledWriterLeftIsTakenOver) {
