@@ -23,13 +23,16 @@ SchedulerOptions complete(SchedulerOptions options, const ModelShape& shape) {
   return options;
 }
 
-// What a snapshot does not fit into would be no cache, or more memory than was allowed.
+// Fewer snapshots would displace each other within a turn, before the next one can use them.
+constexpr int64_t kLeastSnapshots = 3;
+
+// What these do not fit into would be no cache, or more memory than was allowed.
 void refuse_small_cache(int64_t bytes, int64_t slot_bytes, int64_t page_bytes) {
-  const int64_t least = slot_bytes + page_bytes;
+  const int64_t least = kLeastSnapshots * (slot_bytes + page_bytes);
   if (bytes >= least) return;
   char gigabytes[32];
   std::snprintf(gigabytes, sizeof gigabytes, "%.3f", std::ceil(static_cast<double>(least) / 1e6) / 1e3);
-  throw UsageError("the prefix cache is too small for this model: the state of one conversation takes " +
+  throw UsageError("the prefix cache is too small for this model: the snapshots that a conversation needs take " +
                    std::string(gigabytes) + " GB or more; give --cache-gb at least that, or 0 for no cache");
 }
 
@@ -46,7 +49,7 @@ StateMemoryPlan plan_state(const Backend& backend, const ModelShape& shape, cons
   if (options.cache_snapshots < 0) refuse_small_cache(options.cache_bytes, slot_bytes, page_bytes);
   const int64_t cache_slots = options.cache_snapshots >= 0
                                   ? options.cache_snapshots
-                                  : std::clamp<int64_t>(options.cache_bytes / 2 / slot_bytes, 1, 1024);
+                                  : std::clamp<int64_t>(options.cache_bytes / 2 / slot_bytes, kLeastSnapshots, 1024);
   plan.recurrent_slots = options.max_sequences + static_cast<int>(cache_slots);
   if (options.kv_tokens > 0) {
     plan.kv_pages = std::max(pages_for(options.kv_tokens), pages_for(options.context)) + 1;

@@ -46,7 +46,8 @@ struct SchedulerOptions {
   SnapshotStore::Warn warn;  // gets a line about a device that fails and, with cache_dir, damaged files and the like
 };
 
-// What the pool needs for these options on this backend. Throws UsageError if cache_bytes do not hold one snapshot.
+// What the pool needs for these options on this backend. Throws UsageError if cache_bytes do not hold the snapshots that a
+// conversation needs.
 StateMemoryPlan plan_state(const Backend& backend, const ModelShape& shape, const SchedulerOptions& options);
 
 // The prompt positions, ascending, where a prefill from `from` keeps snapshots: the first boundary (the
