@@ -270,7 +270,8 @@ ModelConfig read_model_config(const std::filesystem::path& directory) {
                           "model.safetensors and the tokenizer's files");
   ModelConfig config = parse_config(read_text_file(path, kMaxConfigBytes), path.string());
   const std::filesystem::path generation = directory / "generation_config.json";
-  if (std::filesystem::exists(generation))
+  // A link whose file has gone is not the same as no file.
+  if (std::filesystem::exists(std::filesystem::symlink_status(generation)))
     parse_generation_config(read_text_file(generation, kMaxConfigBytes), generation.string(), config);
   return config;
 }

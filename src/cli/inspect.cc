@@ -28,12 +28,20 @@ int run(const Options& options) {
   Checkpoint checkpoint = Checkpoint::open(directory);
   const ModelConfig config = read_model_config(directory);
   InspectReport report = inspect(checkpoint, config, options.inspect);
-  std::exception_ptr tokenizer_fault;  // as that of the weights, it comes after the report
-  try {
+  // A fault is among the warnings of the report, which comes first, and then ends the command.
+  std::exception_ptr fault;
+  const auto look = [&](const auto& check) {
+    try {
+      check();
+    } catch (const CheckpointError& error) {
+      report.warnings.emplace_back(error.what());
+      if (!fault) fault = std::current_exception();
+    }
+  };
+  look([&] { check_weights(checkpoint, config.shape, config.quant); });
+  look([&] {
     check_tokenizer(directory, config.shape, [&](const std::string& line) { report.warnings.push_back(line); });
-  } catch (const CheckpointError&) {
-    tokenizer_fault = std::current_exception();
-  }
+  });
   if (options.verify) {
     ProgressLine progress("reading the tensors", "bytes", true);
     report.verified = checkpoint.verify(
@@ -45,8 +53,7 @@ int run(const Options& options) {
   else
     std::fputs(inspect_text(report).c_str(), stdout);
   std::fflush(stdout);
-  check_weights(checkpoint, config.shape, config.quant);
-  if (tokenizer_fault) std::rethrow_exception(tokenizer_fault);
+  if (fault) std::rethrow_exception(fault);
   return report.verified && !report.verified->empty() ? kExitModel : 0;
 }
 

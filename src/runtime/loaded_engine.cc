@@ -16,7 +16,8 @@ std::string read_template(const std::filesystem::path& directory) {
   constexpr size_t kMaxBytes = 4 << 20;
   const std::filesystem::path file = directory / "chat_template.jinja";
   std::error_code error;
-  return std::filesystem::exists(file, error) ? read_text_file(file, kMaxBytes) : std::string();
+  return std::filesystem::exists(std::filesystem::symlink_status(file, error)) ? read_text_file(file, kMaxBytes)
+                                                                               : std::string();
 }
 
 }  // namespace

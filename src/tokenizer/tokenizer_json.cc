@@ -167,7 +167,9 @@ class RawReader : public json::json_sax_t {
   }
   bool open(json container) {
     json& placed = place(std::move(container));
-    if (stack_.size() == kMaxDepth) fail(root_key_, "nested more than " + std::to_string(kMaxDepth) + " levels deep");
+    if (stack_.size() == kMaxDepth)
+      fail(root_key_.empty() ? "file" : root_key_,
+           "nested more than " + std::to_string(kMaxDepth) + " levels deep; get the file again");
     stack_.push_back(&placed);
     return true;
   }

@@ -329,6 +329,8 @@ class Tools(unittest.TestCase):
             inspect = calla("inspect", copy)
             self.assertEqual((inspect.returncode, inspect.stderr), (3, said))
             self.assertIn("Qwen3_5Moe", inspect.stdout)  # the rest of the report is there all the same
+            report = json.loads(calla("inspect", "--json", copy).stdout)
+            self.assertIn("tokenizer.json: ", report["warnings"][0])
             selftest = calla("selftest", "-m", copy)
             self.assertEqual((selftest.returncode, selftest.stdout, selftest.stderr), (3, "", said))
             # Of another model.
@@ -343,6 +345,20 @@ class Tools(unittest.TestCase):
             inspect = calla("inspect", copy)
             self.assertEqual(inspect.returncode, 0, inspect.stderr)
             self.assertRegex(inspect.stdout, r"warning: .*tokenizer\.json: missing")
+
+    def test_a_link_to_nowhere_is_not_an_absent_file(self):
+        for name in ("tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
+            with self.subTest(name=name), tempfile.TemporaryDirectory() as folder:
+                copy = os.path.join(folder, "model")
+                shutil.copytree(TINY, copy)
+                path = os.path.join(copy, name)
+                if os.path.exists(path):
+                    os.remove(path)
+                os.symlink("gone", path)
+                for command in (("run", "x", "-n", "1", "-m", copy), ("inspect", copy)):
+                    result = calla(*command)
+                    self.assertEqual(result.returncode, 3, (command, result.stderr))
+                    self.assertIn(name, result.stderr)
 
     def test_weights_that_are_not_finite_are_an_error(self):
         with tempfile.TemporaryDirectory() as folder:
