@@ -51,6 +51,8 @@ class Builder : public nlohmann::json_sax<Json> {
   bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception& why) override {
     std::string_view what = why.what();
     if (const size_t colon = what.find(": "); colon != std::string_view::npos) what.remove_prefix(colon + 2);
+    if (const size_t name = what.find("] "); what.starts_with('[') && name != std::string_view::npos)
+      what.remove_prefix(name + 2);                   // the library's own, of the error
     what = what.substr(0, what.find("; last read"));  // that would be the text itself, in which bytes may be broken
     error_ = "byte " + std::to_string(position) + ": " + std::string(what);
     return false;
@@ -218,6 +220,8 @@ Json try_parse_json(std::string_view text, int max_depth) {
 bool is_big_integer(const Json& value) {
   return value.is_binary() && value.get_binary().has_subtype() && value.get_binary().subtype() == kBigIntegerSubtype;
 }
+
+std::string json_type(const Json& value) { return is_big_integer(value) ? "number" : value.type_name(); }
 
 void append_json_escaped(std::string& out, std::string_view text) {
   static constexpr char kHex[] = "0123456789abcdef";

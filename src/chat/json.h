@@ -19,6 +19,8 @@ Json try_parse_json(std::string_view text, int max_depth = 256);
 // True for an integer that fits neither int64 nor uint64; nlohmann has no type for it, so parse_json stores
 // its digits.
 bool is_big_integer(const Json& value);
+// "number", "string" and so on, for messages.
+std::string json_type(const Json& value);
 
 // Appends `text` between quotes, escaped as Python and nlohmann do (non-ASCII as it is), or without the
 // quotes.

@@ -22,7 +22,7 @@ std::string string_or_empty(const Json& object, const char* key, const std::stri
   const Json* value = find(object, key);
   if (!value) return "";
   if (!value->is_string()) {
-    throw RequestError(field + "." + key + " must be a string, found " + value->type_name(), field + "." + key);
+    throw RequestError(field + "." + key + " must be a string, found " + json_type(*value), field + "." + key);
   }
   return value->get<std::string>();
 }
@@ -48,7 +48,7 @@ std::string part_text(const Json& part, const std::string& field) {
     throw RequestError(field + " is " + what + ", but this model is served for text only; send text parts", field,
                        "unsupported_content");
   };
-  if (!part.is_object()) refuse("a bare " + std::string(part.type_name()));
+  if (!part.is_object()) refuse("a bare " + json_type(part));
   const std::string type = string_or_empty(part, "type", field);
   for (const char* key : {"image", "image_url", "video", "video_url", "input_audio", "file"}) {
     if (part.contains(key)) refuse("an '" + (type.empty() ? key : type.substr(0, 40)) + "' part");
@@ -108,7 +108,7 @@ std::string parse_text_content(const Json& content, const std::string& field) {
   if (content.is_null()) return "";
   if (content.is_string()) return content.get<std::string>();
   if (!content.is_array()) {
-    throw RequestError(field + " must be a string or a list of parts, found " + content.type_name(), field);
+    throw RequestError(field + " must be a string or a list of parts, found " + json_type(content), field);
   }
   std::string text;
   for (size_t i = 0; i < content.size(); i++) text += part_text(content[i], element(field, i));

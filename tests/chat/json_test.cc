@@ -44,6 +44,12 @@ TEST(Json, RefusesWithAPlace) {
     EXPECT_NE(std::string(error.what()).find("byte"), std::string::npos) << error.what();
     EXPECT_EQ(error.code(), "invalid_json");
   }
+  try {
+    parse_json("[1e400]");
+    FAIL();
+  } catch (const RequestError& error) {  // the library's own words, without its name for the error
+    EXPECT_EQ(std::string(error.what()), "not valid JSON: byte 6: number overflow parsing '1e400'");
+  }
 }
 
 TEST(Json, LimitsDepth) {

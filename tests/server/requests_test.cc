@@ -163,6 +163,10 @@ TEST(Requests, ToolChoice) {
 TEST(Requests, MistakesAreNamed) {
   expect_refused(chat, "[]", "the request", "JSON object");
   expect_refused(chat, "{}", "messages", "missing");
+  // Beyond 64 bits, and beyond any number.
+  expect_refused(chat, R"({"seed":99999999999999999999,)" + kHi + "}", "seed", "found 99999999999999999999");
+  expect_refused(chat, R"({"temperature":-99999999999999999999,)" + kHi + "}", "temperature", "found -999999");
+  expect_refused(chat, R"({"stream":99999999999999999999,)" + kHi + "}", "stream", "found number");
   expect_refused(chat, R"({"stream":1,)" + kHi + "}", "stream");
   expect_refused(chat, R"({"response_format":{"type":"json_schema"},)" + kHi + "}", "response_format.json_schema");
   expect_refused(messages, "{" + kHi + "}", "max_tokens", "missing");
