@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/is_there.h"
 #include "checkpoint/config_reader.h"
 #include "checkpoint/describe.h"
 #include "checkpoint/json_file.h"
@@ -270,8 +271,7 @@ ModelConfig read_model_config(const std::filesystem::path& directory) {
                           "model.safetensors and the tokenizer's files");
   ModelConfig config = parse_config(read_text_file(path, kMaxConfigBytes), path.string());
   const std::filesystem::path generation = directory / "generation_config.json";
-  // A link whose file has gone is not the same as no file.
-  if (std::filesystem::exists(std::filesystem::symlink_status(generation)))
+  if (is_there(generation))
     parse_generation_config(read_text_file(generation, kMaxConfigBytes), generation.string(), config);
   return config;
 }

@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "base/is_there.h"
 #include "cli/bench_report.h"
 #include "cli/bench_subject.h"
 #include "cli/commands.h"
@@ -198,11 +199,11 @@ class Bench {
 // something new.
 void check_writable(const std::string& path) {
   if (path.empty()) return;
-  std::error_code error;
-  const bool is_new = std::filesystem::symlink_status(path, error).type() == std::filesystem::file_type::not_found;
+  const bool is_new = !is_there(path);
   errno = 0;
   if (!std::ofstream(path, std::ios::app)) throw Error(path + " cannot be written: " + std::strerror(errno));
-  if (is_new) std::filesystem::remove(path, error);
+  std::error_code ignored;
+  if (is_new) std::filesystem::remove(path, ignored);
 }
 
 int bench(const BenchOptions& options) {

@@ -5,6 +5,7 @@
 
 #include "backend/create.h"
 #include "base/error.h"
+#include "base/is_there.h"
 #include "chat/template_check.h"
 #include "checkpoint/json_file.h"
 #include "model/fingerprint.h"
@@ -15,9 +16,7 @@ namespace {
 std::string read_template(const std::filesystem::path& directory) {
   constexpr size_t kMaxBytes = 4 << 20;
   const std::filesystem::path file = directory / "chat_template.jinja";
-  std::error_code error;
-  return std::filesystem::exists(std::filesystem::symlink_status(file, error)) ? read_text_file(file, kMaxBytes)
-                                                                               : std::string();
+  return is_there(file) ? read_text_file(file, kMaxBytes) : std::string();
 }
 
 }  // namespace
@@ -45,12 +44,9 @@ Tokenizer load_tokenizer(const std::filesystem::path& directory, const ModelShap
 void check_tokenizer(const std::filesystem::path& directory, const ModelShape& shape,
                      const std::function<void(const std::string&)>& warn) {
   const std::filesystem::path file = directory / "tokenizer.json";
-  std::error_code error;
-  if (std::filesystem::symlink_status(file, error).type() == std::filesystem::file_type::not_found) {
-    warn(file.string() + ": missing; without it the model can be measured (bench), but not run");
-  } else {
-    load_tokenizer(directory, shape, warn);
-  }
+  if (!is_there(file))
+    return warn(file.string() + ": missing; without it the model can be measured (bench), but not run");
+  load_tokenizer(directory, shape, warn);
 }
 
 std::vector<TokenId> LoadedEngine::stop_tokens() const {

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/is_there.h"
 #include "tokenizer/added_tokens.h"
 #include "tokenizer/bpe.h"
 #include "tokenizer/nfc.h"
@@ -82,7 +83,7 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
   const auto file = std::filesystem::is_directory(path, error) ? path / "tokenizer.json" : path;
   const auto config = file.parent_path() / "tokenizer_config.json";
   std::optional<std::string> config_json;
-  if (std::filesystem::exists(std::filesystem::symlink_status(config, error))) config_json = read_file(config);
+  if (is_there(config)) config_json = read_file(config);
   return parse(read_file(file), config_json, file.string());
 }
 
