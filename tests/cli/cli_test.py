@@ -2,6 +2,7 @@
 
 Usage: cli_test.py CALLA SOURCE_DIR
 """
+import contextlib
 import json
 import os
 import pty
@@ -18,6 +19,15 @@ import xml.dom.minidom
 CALLA, SOURCE = sys.argv[1], sys.argv[2]
 TINY = os.path.join(SOURCE, "models", "calla-tiny")
 RANDOM = os.path.join(SOURCE, "tests", "data", "tiny-random")
+
+
+@contextlib.contextmanager
+def model_copy():
+    """A directory with the bundled model, to be spoilt."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = os.path.join(folder, "model")
+        shutil.copytree(TINY, copy)
+        yield copy
 
 
 def calla(*args, stdin="", timeout=120, env=None):
@@ -300,9 +310,7 @@ class Tools(unittest.TestCase):
         self.assertEqual(calla("inspect", "--verify", TINY).returncode, 0)
 
     def test_damaged_checkpoints_exit_3(self):
-        with tempfile.TemporaryDirectory() as folder:
-            copy = os.path.join(folder, "model")
-            shutil.copytree(TINY, copy)
+        with model_copy() as copy:
             weights = os.path.join(copy, "model.safetensors")
             with open(weights, "r+b") as file:
                 file.truncate(os.path.getsize(weights) - 1)
@@ -318,9 +326,7 @@ class Tools(unittest.TestCase):
             self.assertEqual(calla("run", "x", "--model", copy).returncode, 3)
 
     def test_a_damaged_tokenizer_is_found_without_running(self):
-        with tempfile.TemporaryDirectory() as folder:
-            copy = os.path.join(folder, "model")
-            shutil.copytree(TINY, copy)
+        with model_copy() as copy:
             tokenizer = os.path.join(copy, "tokenizer.json")
             with open(tokenizer, "r+b") as file:
                 file.truncate(os.path.getsize(tokenizer) // 2)
@@ -348,9 +354,7 @@ class Tools(unittest.TestCase):
 
     def test_a_link_to_nowhere_is_not_an_absent_file(self):
         for name in ("tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
-            with self.subTest(name=name), tempfile.TemporaryDirectory() as folder:
-                copy = os.path.join(folder, "model")
-                shutil.copytree(TINY, copy)
+            with self.subTest(name=name), model_copy() as copy:
                 path = os.path.join(copy, name)
                 if os.path.exists(path):
                     os.remove(path)
@@ -361,9 +365,7 @@ class Tools(unittest.TestCase):
                     self.assertIn(name, result.stderr)
 
     def test_weights_that_are_not_finite_are_an_error(self):
-        with tempfile.TemporaryDirectory() as folder:
-            copy = os.path.join(folder, "model")
-            shutil.copytree(TINY, copy)
+        with model_copy() as copy:
             weights = os.path.join(copy, "model.safetensors")
             with open(weights, "r+b") as file:
                 file.seek(tensor_offset(weights, "language_model.lm_head.scales"))
