@@ -2,7 +2,7 @@
 #   make chat    install what is missing, build, and talk to the bundled calla-tiny
 #   make test    the same, then run the tests
 #   make check   formatting, clang-tidy, and the tests under address and undefined-behaviour sanitizers
-#   make tsan    the token loop under the thread sanitizer
+#   make tsan    the token loop and background copies under the thread sanitizer
 #   make cuda    build with the CUDA backend, for NVIDIA cards (docs/cuda.md): build/cuda/calla
 #   make metal   the Metal backend on a software Metal device (docs/softmetal.md); metal-full: what takes longer
 #   make bench   build and measure this machine (calla bench --help for more)

@@ -62,10 +62,7 @@ CLI::Validator between(T low, T high) {
 // Likewise: a name or a path. Without it an unset shell variable would count as an option that was not given.
 inline CLI::Validator not_empty() {
   return CLI::Validator(
-      [](std::string& text) {
-        return text.empty() ? std::string("must not be empty; leave it out for the default") : std::string();
-      },
-      "");
+      [](std::string& text) { return text.empty() ? std::string("must not be empty") : std::string(); }, "");
 }
 
 // The part of the options that backends know.

@@ -42,7 +42,7 @@ StateMemoryPlan plan_state(const Backend& backend, const ModelShape& shape, cons
   const SchedulerOptions options = complete(given, shape);
   StateMemoryPlan plan;
   // A snapshot's own cost is its slot; the budget is split evenly between slots and KV pages, except where half of it
-  // holds no slot.
+  // holds too few slots.
   const auto slot_bytes = std::max<int64_t>(static_cast<int64_t>(backend.recurrent_slot_bytes()), 1);
   // A model without attention has pages without bytes, and one without GDN layers slots without.
   const auto page_bytes = std::max<int64_t>(static_cast<int64_t>(backend.kv_page_bytes()), 1);
