@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "backend/cpu/cpu_backend.h"
+#include "base/median.h"
 #include "model/forward.h"
 #include "selftest/random_model.h"
 
@@ -159,7 +160,7 @@ class Bench {
     }
     const double after = bandwidth();
     std::sort(times.begin(), times.end());
-    const double median = times[times.size() / 2], probe = std::max(before, after);
+    const double median = calla::median(times), probe = std::max(before, after);
     const double bytes = total_bytes() / arguments_.steps;
     std::printf(
         "decode, depth %d, batch %d: median %.2f ms (best %.2f) = %.1f tok/s; %.1f MB a step = %.1f GB/s; "

@@ -21,6 +21,7 @@
 #include "backend/create.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/weights_outline.h"
+#include "base/median.h"
 #include "model/forward.h"
 #include "model/load_model.h"
 #include "selftest/conformance.h"
@@ -32,11 +33,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
-}
 
 struct Arguments {
   std::string command;

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/is_there.h"
+#include "base/median.h"
 #include "cli/bench_report.h"
 #include "cli/bench_subject.h"
 #include "cli/commands.h"
@@ -47,16 +48,11 @@ struct BenchOptions {
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 BenchPoint summarise(int tokens, std::vector<double> rates) {
   std::sort(rates.begin(), rates.end());
   BenchPoint point;
   point.tokens = tokens;
-  point.tokens_per_s = rates[rates.size() / 2];
+  point.tokens_per_s = median(rates);
   point.low = rates.front();
   point.high = rates.back();
   return point;

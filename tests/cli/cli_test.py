@@ -466,6 +466,12 @@ class Tools(unittest.TestCase):
             with open(report, encoding="utf-8") as file:
                 self.assertEqual([p["prompt_tokens"] for p in json.load(file)["prefill"]], [16, 64])
 
+    def test_bench_of_two_rounds_takes_the_middle(self):
+        report = json.loads(calla("bench", "-b", "cpu", "--prompts", "16,32", "--contexts", "0", "-r", "2",
+                                  "--decode-tokens", "4", "--json").stdout)
+        for point in report["prefill"] + report["decode"]:
+            self.assertAlmostEqual(point["tokens_per_s"], (point["slowest"] + point["fastest"]) / 2)
+
     def test_bench_leaves_no_empty_files(self):
         with tempfile.TemporaryDirectory() as folder:
             svg, report, kept = (os.path.join(folder, name) for name in ("plot.svg", "bench.json", "kept.json"))

@@ -1,14 +1,15 @@
 #include "backend/cpu/bandwidth.h"
 
-#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "backend/cpu/memory.h"
+#include "base/median.h"
 
 namespace calla::cpu {
 namespace {
@@ -42,8 +43,7 @@ double probe_read_bandwidth(ThreadPool& pool) {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     rates.push_back(static_cast<double>(part) * sizeof(uint64_t) * pool.threads() / seconds);
   }
-  std::sort(rates.begin(), rates.end());
-  return rates[rates.size() / 2];
+  return median(std::move(rates));
 }
 
 }  // namespace calla::cpu

@@ -1,7 +1,8 @@
-#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "backend/cuda/bandwidth.h"
+#include "base/median.h"
 
 namespace calla::cuda {
 namespace {
@@ -47,8 +48,7 @@ double probe_read_bandwidth(const DeviceInfo& device, cudaStream_t stream) {
     cuda_check(cudaEventElapsedTime(&ms, begin.get(), end.get()), "elapsed time");
     if (pass > 0) rates.push_back(static_cast<double>(bytes) / (static_cast<double>(ms) * 1e-3));
   }
-  std::sort(rates.begin(), rates.end());
-  return rates[rates.size() / 2];
+  return median(std::move(rates));
 }
 
 }  // namespace calla::cuda

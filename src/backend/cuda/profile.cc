@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "backend/cuda/device.h"
+#include "base/median.h"
 
 namespace calla::cuda {
 namespace {
@@ -96,8 +97,7 @@ double time_chain(const std::vector<Link>& links, cudaStream_t stream) {
     cuda_check(cudaEventElapsedTime(&ms, begin.get(), end.get()), "elapsed time");
     if (i >= kWarmUps) times.push_back(static_cast<double>(ms) * 1e-3);
   }
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+  return median(std::move(times));
 }
 
 }  // namespace
