@@ -39,7 +39,11 @@ uint64_t BackgroundCopies::start(void* to, const void* from, size_t bytes) {
     number = first_ + copies_.size();
     copies_.push_back({static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes});
   }
-  started_.notify_all();
+  if (bytes > kPiece) {
+    started_.notify_all();
+  } else {  // one thread's work
+    started_.notify_one();
+  }
   return number;
 }
 

@@ -17,8 +17,8 @@ std::vector<uint32_t> numbers(size_t count, uint32_t first) {
 }
 
 TEST(BackgroundCopies, MakesCopiesOfAnySize) {
-  // Around a thread's piece of 1 MiB, and none at all.
-  const std::vector<size_t> counts = {1, 0, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, 5, 3 << 18, 0};
+  // Around a thread's piece of 512 KiB, and none at all.
+  const std::vector<size_t> counts = {1, 0, (1 << 17) - 1, 1 << 17, (1 << 17) + 1, 5, 5 << 17, 0};
   for (const int threads : {1, 4}) {
     BackgroundCopies copies(threads);
     std::vector<std::vector<uint32_t>> from, to;
