@@ -133,6 +133,8 @@ class Event {
   cudaEvent_t get() const { return event_; }
   void record(cudaStream_t stream) { cuda_check(cudaEventRecord(event_, stream), "cudaEventRecord"); }
   void synchronize() const { cuda_check(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
+  // What `stream` is given from now on waits for what was recorded; at once if nothing ever was.
+  void wait_in(cudaStream_t stream) const { cuda_check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent"); }
 
  private:
   cudaEvent_t event_ = nullptr;
