@@ -37,7 +37,8 @@ Uploader::~Uploader() {
 void Uploader::copy(void* to, const void* from, size_t bytes) {
   for (size_t done = 0; done < bytes;) {
     const std::span<std::byte> part = room(bytes - done);
-    const uint64_t fill = fills_.start(part.data(), static_cast<const std::byte*>(from) + done, part.size());
+    const BackgroundCopies::Copy copy{part.data(), static_cast<const std::byte*>(from) + done, part.size()};
+    const uint64_t fill = fills_.start({&copy, 1});
     queue_.push_back([=, this, to = static_cast<std::byte*>(to) + done] {
       fills_.wait(fill);
       send(to, part);
