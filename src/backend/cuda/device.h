@@ -44,6 +44,8 @@ void require_free_memory(size_t bytes, const char* what);
 
 // Page-locked host memory, visible to the device; for PinnedArray. Throws DeviceError.
 void* allocate_pinned(size_t bytes, const char* what);
+// Throws DeviceError if `status` says that the system does not let `bytes` of its memory be page-locked, or another error.
+void page_lock_check(cudaError_t status, size_t bytes, const char* what);
 
 // Device memory, zero-filled on request. `what` names the purpose in an out-of-memory message.
 class DeviceBytes {

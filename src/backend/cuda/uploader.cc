@@ -1,7 +1,9 @@
 #include "backend/cuda/uploader.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
-#include <chrono>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/check.h"
@@ -13,9 +15,29 @@ namespace {
 constexpr int kMostThreads = 12;  // more brought no more
 constexpr size_t kAlignment = 256;
 
-size_t align(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+constexpr size_t kHugePage = size_t{2} << 20;
+
+size_t align(size_t bytes, size_t to = kAlignment) { return (bytes + to - 1) / to * to; }
 
 }  // namespace
+
+LockableBytes::LockableBytes(size_t bytes, const char* what)
+    : data_(std::aligned_alloc(kHugePage, align(bytes, kHugePage))), size_(bytes), what_(what) {
+  if (data_ == nullptr) page_lock_check(cudaErrorMemoryAllocation, size_, what_);
+#ifdef MADV_HUGEPAGE
+  (void)madvise(data_, size_, MADV_HUGEPAGE);  // a hint: failure costs speed only
+#endif
+}
+
+LockableBytes::~LockableBytes() {
+  if (locked_) cudaHostUnregister(data_);
+  std::free(data_);
+}
+
+void LockableBytes::lock() {
+  page_lock_check(cudaHostRegister(data_, size_, cudaHostRegisterDefault), size_, what_);
+  locked_ = true;
+}
 
 Uploader::Uploader(cudaStream_t pack_stream, size_t total, const std::function<void(double, double)>& on_upload,
                    const UploadSizes& sizes)
@@ -23,9 +45,11 @@ Uploader::Uploader(cudaStream_t pack_stream, size_t total, const std::function<v
       total_(total),
       on_upload_(on_upload),
       sizes_(sizes),
-      locking_(lock_buffer()),
+      memory_(sizes.buffers * sizes.buffer, "upload buffers"),
       fills_(std::min(kMostThreads, available_cores())) {
   check(sizes.buffer % kAlignment == 0 && sizes.buffers > 0, "an upload has buffers");
+  const BackgroundCopies::Copy zeros{memory_.data(), nullptr, memory_.size()};
+  touched_ = fills_.start({&zeros, 1});
 }
 
 Uploader::~Uploader() {
@@ -34,32 +58,23 @@ Uploader::~Uploader() {
   (void)cudaStreamSynchronize(pack_stream_);
 }
 
-void Uploader::copy(void* to, const void* from, size_t bytes) {
+void Uploader::copy(void* to, const void* from, size_t bytes) { bring(nullptr, to, from, bytes); }
+
+void Uploader::bring(const void* image, void* to, const void* from, size_t bytes) {
   for (size_t done = 0; done < bytes;) {
-    const std::span<std::byte> part = room(bytes - done);
-    const BackgroundCopies::Copy copy{part.data(), static_cast<const std::byte*>(from) + done, part.size()};
-    const uint64_t fill = fills_.start({&copy, 1});
-    queue_.push_back([=, this, to = static_cast<std::byte*>(to) + done] {
-      fills_.wait(fill);
-      send(to, part);
-      sent_ += part.size();
-    });
+    const std::span<std::byte> part = room(image, static_cast<std::byte*>(to) + done, bytes - done);
+    open_->fills.push_back({part.data(), static_cast<const std::byte*>(from) + done, part.size()});
+    open_->counted += part.size();
     done += part.size();
   }
 }
 
 void Uploader::copy_now(void* to, const void* from, size_t bytes) {
   for (size_t done = 0; done < bytes;) {
-    const std::span<std::byte> part = room(bytes - done);
+    const std::span<std::byte> part = room(nullptr, static_cast<std::byte*>(to) + done, bytes - done);
     std::memcpy(part.data(), static_cast<const std::byte*>(from) + done, part.size());
-    queue_.push_back([=, this, to = static_cast<std::byte*>(to) + done] { send(to, part); });
     done += part.size();
   }
-}
-
-void Uploader::send(void* to, std::span<const std::byte> from) {
-  cuda_check(cudaMemcpyAsync(to, from.data(), from.size(), cudaMemcpyHostToDevice, copies_.get()),
-             "upload of the weights");
 }
 
 void Uploader::finish() {
@@ -78,42 +93,59 @@ void Uploader::do_oldest() {
 
 // ---- page-locked buffers -------------------------------------------------------------------------------------------
 
-// On a thread of its own (if the system refuses one: when it is asked for), while the buffers that there are go on.
-std::future<PinnedArray<std::byte>> Uploader::lock_buffer() const {
-  return std::async(std::launch::async | std::launch::deferred,
-                    [bytes = sizes_.buffer] { return PinnedArray<std::byte>(bytes, "page-locked upload buffer"); });
+// At the first use: what the caller did meanwhile went on beside the touching.
+void Uploader::lock_buffers() {
+  fills_.wait(touched_);
+  memory_.lock();
+  for (size_t i = 0; i < sizes_.buffers; ++i) buffers_.emplace_back(memory_.data() + i * sizes_.buffer);
 }
 
-// Page-locked memory for up to `most` bytes.
-std::span<std::byte> Uploader::room(size_t most) {
-  if (buffers_.empty() || used_ >= sizes_.buffer) next_buffer();
-  const std::span<std::byte> part{buffers_.back().memory.data() + used_, std::min(most, sizes_.buffer - used_)};
-  used_ += align(part.size());
+// Page-locked memory for up to `most` bytes that belong at `to`.
+std::span<std::byte> Uploader::room(const void* image, std::byte* to, size_t most) {
+  if (open_ == nullptr || open_->used == sizes_.buffer) open_buffer();
+  Buffer& b = *open_;
+  const std::span<std::byte> part{b.memory + b.used, std::min(most, sizes_.buffer - b.used)};
+  Transfer* const last = b.transfers.empty() ? nullptr : &b.transfers.back();
+  if (last != nullptr && last->image == image && last->to + (b.used - last->at) == to) {  // right behind it
+    last->bytes = b.used - last->at + part.size();
+  } else {
+    b.transfers.push_back({image, to, b.used, part.size()});
+  }
+  b.used += align(part.size());
   return part;
 }
 
-void Uploader::next_buffer() {
+void Uploader::open_buffer() {
   close_buffer();
+  if (buffers_.empty()) lock_buffers();
   while (filling_ >= std::max(size_t{1}, buffers_.size() / 2)) do_oldest();
-  using std::chrono::seconds;
-  if (locking_.valid() && (buffers_.empty() || locking_.wait_for(seconds(0)) != std::future_status::timeout)) {
-    buffers_.emplace_back(locking_.get());
-    if (buffers_.size() < sizes_.buffers) locking_ = lock_buffer();
-  } else {
-    buffers_.splice(buffers_.end(), buffers_, buffers_.begin());
-    buffers_.back().sent.synchronize();  // which was recorded: fewer than all are still waiting
-  }
-  used_ = 0;
+  Buffer& b = buffers_[turns_++ % buffers_.size()];  // the longest in use
+  b.sent.synchronize();                              // which was recorded: fewer than all are still waiting
+  b.used = b.counted = 0;
+  b.fills.clear();
+  b.transfers.clear();
   ++filling_;
+  open_ = &b;
 }
 
 void Uploader::close_buffer() {
-  if (buffers_.empty()) return;
-  queue_.push_back([this, &buffer = buffers_.back()] {
-    buffer.sent.record(copies_.get());
-    --filling_;
-    if (on_upload_) on_upload_(static_cast<double>(sent_), static_cast<double>(total_));
+  if (open_ == nullptr) return;
+  const uint64_t fill = fills_.start(open_->fills);
+  queue_.push_back([this, &buffer = *open_, fill] {
+    fills_.wait(fill);
+    send(buffer);
   });
+  open_ = nullptr;
+}
+
+void Uploader::send(Buffer& buffer) {
+  for (const Transfer& t : buffer.transfers)
+    cuda_check(cudaMemcpyAsync(t.to, buffer.memory + t.at, t.bytes, cudaMemcpyHostToDevice, copies_.get()),
+               "upload of the weights");
+  buffer.sent.record(copies_.get());
+  sent_ += buffer.counted;
+  --filling_;
+  if (on_upload_) on_upload_(static_cast<double>(sent_), static_cast<double>(total_));
 }
 
 // ---- staging areas -------------------------------------------------------------------------------------------------
@@ -154,11 +186,11 @@ void Uploader::pack(const PackedView& to, int first_tile, TileRows kind, const W
 RawView Uploader::stage(const WeightMatrix& m, size_t first_row, int entries, int rows) {
   Area& area = areas_[area_];
   const size_t all = static_cast<size_t>(entries) * static_cast<size_t>(rows);
-  const auto bring = [&]<class T>(const T* from, size_t per_row) {
+  const auto part = [&]<class T>(const T* from, size_t per_row) {
     std::byte* to = area.memory.data() + area.used;
     area.used += align(all * per_row * sizeof(T));
     check(area.used <= sizes_.area, "a staging area holds what is brought");
-    copy(to, from + first_row * per_row, all * per_row * sizeof(T));
+    bring(area.memory.data(), to, from + first_row * per_row, all * per_row * sizeof(T));
     return to;
   };
   RawView v;
@@ -166,9 +198,9 @@ RawView Uploader::stage(const WeightMatrix& m, size_t first_row, int entries, in
   v.k = m.k;
   v.bits = m.bits;
   v.group = m.group;
-  v.codes = reinterpret_cast<const uint32_t*>(bring(m.codes, m.words_per_row()));
-  v.scales = reinterpret_cast<const uint16_t*>(bring(m.scales, m.groups_per_row()));
-  v.biases = reinterpret_cast<const uint16_t*>(bring(m.biases, m.groups_per_row()));
+  v.codes = reinterpret_cast<const uint32_t*>(part(m.codes, m.words_per_row()));
+  v.scales = reinterpret_cast<const uint16_t*>(part(m.scales, m.groups_per_row()));
+  v.biases = reinterpret_cast<const uint16_t*>(part(m.biases, m.groups_per_row()));
   return v;
 }
 
@@ -183,6 +215,7 @@ void Uploader::next_area() {
 void Uploader::close_area() {
   Area& area = areas_[area_];
   if (area.packs.empty()) return;
+  close_buffer();  // what belongs into the next area waits for other events
   queue_.push_back([this, &area] {
     area.copied.record(copies_.get());
     area.copied.wait_in(pack_stream_);

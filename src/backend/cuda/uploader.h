@@ -4,17 +4,15 @@
 //   mapping --fill threads--> page-locked buffers --copy stream--> where it belongs (copy)
 //                                                             +--> staging area --the caller's stream--> tiles (pack)
 //
-// Half of the buffers are filled, which takes the page faults too, while the other half travels. Of two staging areas one
-// is written while the other is packed; events keep the two streams apart. What the streams are to do about data that are
-// still being filled waits in a queue, so their order is that of the calls.
+// Half of the buffers are filled, which takes the page faults too, while the other half travels; what belongs side by side
+// travels in one piece, whatever matrices it is of. Of two staging areas one is written while the other is packed; events
+// keep the two streams apart. What the streams are to do about data that are still being filled waits in a queue, so their
+// order is that of the calls.
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <future>
-#include <list>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "backend/cuda/device.h"
@@ -25,6 +23,25 @@
 #include "base/background_copies.h"
 
 namespace calla::cuda {
+
+// Memory of this machine that is page-locked when all of it has been touched. Once several threads have done that, locking
+// takes a tenth of the time of a PinnedArray, whose allocation also holds up the runtime's other calls.
+class LockableBytes {
+ public:
+  LockableBytes(size_t bytes, const char* what);
+  ~LockableBytes();
+  LockableBytes(const LockableBytes&) = delete;
+  LockableBytes& operator=(const LockableBytes&) = delete;
+  void lock();
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  size_t size() const { return size_; }
+
+ private:
+  void* data_;
+  size_t size_;
+  const char* what_;
+  bool locked_ = false;
+};
 
 class Uploader {
  public:
@@ -51,9 +68,19 @@ class Uploader {
   static size_t staging_bytes(const UploadSizes& sizes) { return 2 * sizes.area; }
 
  private:
+  // Part of a buffer that belongs in one piece of `image`: a staging area, or what copy() was given (null).
+  struct Transfer {
+    const void* image;
+    std::byte* to;
+    size_t at, bytes;
+  };
   struct Buffer {
-    explicit Buffer(PinnedArray<std::byte> locked) : memory(std::move(locked)) {}
-    PinnedArray<std::byte> memory;
+    explicit Buffer(std::byte* begin) : memory(begin) {}
+    std::byte* const memory;
+    size_t used = 0;
+    size_t counted = 0;  // bytes of copy()
+    std::vector<BackgroundCopies::Copy> fills;
+    std::vector<Transfer> transfers;
     Event sent;  // its contents have left it
   };
   struct Area {
@@ -63,11 +90,12 @@ class Uploader {
     Event copied, packed;
   };
 
-  std::future<PinnedArray<std::byte>> lock_buffer() const;
-  std::span<std::byte> room(size_t most);
-  void next_buffer();
+  void lock_buffers();
+  void bring(const void* image, void* to, const void* from, size_t bytes);
+  std::span<std::byte> room(const void* image, std::byte* to, size_t most);
+  void open_buffer();
   void close_buffer();
-  void send(void* to, std::span<const std::byte> from);
+  void send(Buffer& buffer);
   RawView stage(const WeightMatrix& m, size_t first_row, int entries, int rows);
   void next_area();
   void close_area();
@@ -79,14 +107,16 @@ class Uploader {
   const UploadSizes sizes_;
   const Stream copies_;
   Area areas_[2];
-  int area_ = 0;                                 // that is written
-  std::list<Buffer> buffers_;                    // the longest in use first; the last is the one that takes data
-  size_t used_ = 0;                              // bytes of the last
-  size_t filling_ = 0;                           // buffers with data that are not all on their way
-  size_t sent_ = 0;                              // bytes
-  std::future<PinnedArray<std::byte>> locking_;  // the next buffer, while there are to be more
+  int area_ = 0;          // that is written
+  LockableBytes memory_;  // of the buffers
+  std::deque<Buffer> buffers_;
+  size_t turns_ = 0;        // buffers that were opened
+  Buffer* open_ = nullptr;  // that takes data
+  size_t filling_ = 0;      // buffers with data that are not all on their way
+  size_t sent_ = 0;         // bytes
   std::deque<std::function<void()>> queue_;
   BackgroundCopies fills_;  // the last: its threads end before the buffers go
+  uint64_t touched_;        // the fill that touches them
 };
 
 }  // namespace calla::cuda

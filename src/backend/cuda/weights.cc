@@ -175,7 +175,7 @@ DeviceWeights::DeviceWeights(const ModelShape& shape, const ModelWeights& weight
   size_t total = 0;
   for_each_matrix(weights, [&](const WeightMatrix& m) { total += is_synthetic(m) ? 0 : m.bytes(); });
   {
-    Uploader uploader(stream, total, on_upload, sizes);  // starts to page-lock memory
+    Uploader uploader(stream, total, on_upload, sizes);  // whose threads touch its memory meanwhile
     memory_ = DeviceBytes(measure.used(), "memory for the weights");
     WeightPlacer placer(*this, &uploader, stream);
     place(weights, placer);

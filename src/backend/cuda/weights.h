@@ -56,7 +56,7 @@ struct LayerOnDevice {
 struct UploadSizes {
   // A buffer's 4 MiB take 0.08 ms on the bus: long beside the start of a copy, short beside the whole.
   size_t buffer = size_t{4} << 20;
-  // Page-locking is slow (0.5 ms a MiB), so no more than hide the time that threads take to wake up.
+  // Half of them on the bus hide the time that threads take to wake up.
   size_t buffers = 8;
   // Of which there are two. 0.6 ms on the bus: long beside an event between streams.
   size_t area = size_t{32} << 20;
