@@ -3,6 +3,7 @@
 // that waits for. So a buffer or an area that is written again too early, a copy that is out of order, and data that are
 // packed before they have come, show in what arrives.
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,6 +14,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -124,8 +126,9 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return cudaSuccess;
 }
 cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
-  const auto* at = static_cast<const char*>(memory);
-  EXPECT_TRUE(std::all_of(at, at + bytes, [](char c) { return c == 0; })) << "memory is locked that was not touched";
+  // From its end on, which is touched last.
+  const std::span all(static_cast<const char*>(memory), bytes);
+  EXPECT_TRUE(std::all_of(all.rbegin(), all.rend(), [](char c) { return c == 0; })) << "locked before it was touched";
   if (runtime().refuses_locking) return cudaErrorMemoryAllocation;
   EXPECT_EQ(std::exchange(runtime().locked, memory), nullptr);
   return cudaSuccess;
@@ -331,6 +334,7 @@ constexpr UploadSizes kSmall{size_t{16} << 10, 4, size_t{90} << 10};
 class CudaUpload : public testing::Test {
  protected:
   CudaUpload() {
+    mallopt(M_PERTURB, 1);  // so that memory which nobody has touched is not zero by chance
     runtime() = {};
     stream_ = std::make_unique<Stream>();
     runtime().packs = stream_->get();
@@ -405,6 +409,11 @@ TEST_F(CudaUpload, RandomContentsNeedNoStaging) {
   EXPECT_LT(runtime().required_bytes, uploaded.bytes() * 101 / 100);
   EXPECT_EQ(*reinterpret_cast<const uint32_t*>(uploaded.head.view.codes), 1u);
   expect_vector(uploaded.final_norm, weights.final_norm);
+  for (size_t i = 0; i < weights.layers.size(); ++i) {  // between which there are matrices that nobody sends
+    expect_vector(uploaded.layers[i].input_norm, weights.layers[i].input_norm);
+    expect_vector(uploaded.layers[i].post_norm, weights.layers[i].post_norm);
+    if (weights.layers[i].gdn) expect_vector(uploaded.layers[i].conv, weights.layers[i].gdn->conv);
+  }
 }
 
 // Whatever throws in the middle: memory goes when no stream uses it (expect_idle).
