@@ -1,6 +1,7 @@
 #include "base/background_copies.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <string>
 #include <system_error>
@@ -9,6 +10,33 @@
 #include "base/error.h"
 
 namespace calla {
+namespace {
+
+// What a thread takes at a time: so little that a few MiB occupy a dozen threads, and 0.1 ms of work beside a lock.
+constexpr size_t kPiece = size_t{512} << 10;
+// Longer than an upload's buffer is on the bus (0.08 ms), after which the next batch comes.
+constexpr auto kLook = std::chrono::microseconds(200);
+
+// True as soon as ready() is, false if that takes long.
+template <class Ready>
+bool comes_soon(Ready ready) {
+  const auto end = std::chrono::steady_clock::now() + kLook;
+  do {
+    for (int i = 0; i < 64; ++i)
+      if (ready()) return true;
+  } while (std::chrono::steady_clock::now() < end);
+  return false;
+}
+
+void make(const BackgroundCopies::Copy& copy) {
+  if (copy.from != nullptr) {
+    std::memcpy(copy.to, copy.from, copy.bytes);
+  } else {
+    std::memset(copy.to, 0, copy.bytes);
+  }
+}
+
+}  // namespace
 
 BackgroundCopies::BackgroundCopies(int threads) {
   check(threads > 0, "copies need a thread");
@@ -25,59 +53,78 @@ BackgroundCopies::~BackgroundCopies() { stop(); }
 
 void BackgroundCopies::stop() {
   {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
+    const std::unique_lock held = lock();
+    stop_ = calls_ = true;
   }
   started_.notify_all();
   for (std::thread& worker : workers_) worker.join();
 }
 
-uint64_t BackgroundCopies::start(void* to, const void* from, size_t bytes) {
-  uint64_t number;
-  {
-    const std::lock_guard lock(mutex_);
-    number = first_ + copies_.size();
-    copies_.push_back({static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes});
+uint64_t BackgroundCopies::start(std::span<const Copy> batch) {
+  std::unique_lock held = lock();
+  const size_t before = pieces_.size();
+  for (const Copy& copy : batch) {
+    auto* const to = static_cast<std::byte*>(copy.to);
+    const auto* const from = static_cast<const std::byte*>(copy.from);
+    for (size_t at = 0; at < copy.bytes; at += kPiece)
+      pieces_.push_back({{to + at, from == nullptr ? nullptr : from + at, std::min(kPiece, copy.bytes - at)}, next_});
   }
-  started_.notify_all();
-  return number;
+  const size_t pieces = pieces_.size() - before;
+  left_.push_back(pieces);
+  forget_made();  // this one, if it is empty and the last
+  if (pieces > 0) calls_ = true;
+  const size_t wake = std::min(pieces, static_cast<size_t>(sleeping_));
+  held.unlock();
+  for (size_t i = 0; i < wake; ++i) started_.notify_one();
+  return next_++;
 }
 
-void BackgroundCopies::wait(uint64_t copy) {
-  std::unique_lock lock(mutex_);
-  check(copy < first_ + copies_.size(), "only a copy that was started can be waited for");
-  finished_.wait(lock, [&] {
-    if (copy < first_) return true;
-    const Copy& c = copies_[copy - first_];
-    return c.made == c.bytes;
-  });
+void BackgroundCopies::wait(uint64_t batch) {
+  check(batch < next_, "only copies that were started can be waited for");
+  if (comes_soon([&] { return batch < first_; })) return;
+  std::unique_lock held = lock();
+  caller_sleeps_ = true;
+  made_.wait(held, [&] { return batch < first_ || left_[batch - first_] == 0; });
+  caller_sleeps_ = false;
+}
+
+// It is held for a few instructions, so trying again is sooner than sleeping.
+std::unique_lock<std::mutex> BackgroundCopies::lock() {
+  std::unique_lock held(mutex_, std::try_to_lock);
+  for (int i = 0; i < 1000 && !held; ++i) held.try_lock();
+  if (!held) held.lock();
+  return held;
+}
+
+void BackgroundCopies::forget_made() {
+  while (!left_.empty() && left_.front() == 0) {
+    left_.pop_front();
+    ++first_;
+  }
 }
 
 void BackgroundCopies::work() {
-  std::unique_lock lock(mutex_);
+  std::unique_lock held = lock();
   while (true) {
-    started_.wait(lock, [&] { return stop_ || next_ < first_ + copies_.size(); });
+    while (!stop_ && pieces_.empty()) {
+      held.unlock();
+      const bool soon = comes_soon([&] { return calls_.load(); });
+      held = lock();
+      if (soon) continue;  // unless others were faster
+      ++sleeping_;
+      started_.wait(held, [&] { return stop_ || !pieces_.empty(); });
+      --sleeping_;
+    }
     if (stop_) return;
-    const uint64_t number = next_;
-    Copy& c = copies_[number - first_];
-    const size_t begin = c.taken, bytes = std::min(kPiece, c.bytes - begin);
-    std::byte* to = c.to + begin;
-    const std::byte* from = c.from + begin;
-    c.taken += bytes;
-    if (c.taken == c.bytes) ++next_;
-    if (bytes > 0) {  // an empty copy is made already, and may be gone by then
-      lock.unlock();
-      std::memcpy(to, from, bytes);
-      lock.lock();
-    }
-    Copy& now = copies_[number - first_];  // others may have come and gone
-    now.made += bytes;
-    if (now.made < now.bytes) continue;
-    while (!copies_.empty() && first_ < next_ && copies_.front().made == copies_.front().bytes) {
-      copies_.pop_front();
-      ++first_;
-    }
-    finished_.notify_all();
+    const Piece piece = pieces_.front();
+    pieces_.pop_front();
+    calls_ = !pieces_.empty();
+    held.unlock();
+    make(piece.copy);
+    held = lock();
+    if (--left_[piece.batch - first_] > 0) continue;
+    forget_made();
+    if (caller_sleeps_) made_.notify_one();
   }
 }
 

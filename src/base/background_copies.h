@@ -1,11 +1,16 @@
 #pragma once
 // BackgroundCopies: copies of memory that several threads make while the caller goes on; for large pieces that one thread
 // after another would bring at a fraction of the memory's rate (an upload out of a mapped file, page faults included).
+//
+// While batches follow each other closely nobody makes a system call: threads without work, and the caller in wait(), look
+// for some tens of microseconds before they sleep, and are woken only if they do.
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -13,6 +18,12 @@ namespace calla {
 
 class BackgroundCopies {
  public:
+  struct Copy {
+    void* to;
+    const void* from;  // null: zeros are written
+    size_t bytes;
+  };
+
   // Throws DeviceError if the system refuses threads.
   explicit BackgroundCopies(int threads);
   // Gives up what has not begun.
@@ -20,30 +31,33 @@ class BackgroundCopies {
   BackgroundCopies(const BackgroundCopies&) = delete;
   BackgroundCopies& operator=(const BackgroundCopies&) = delete;
 
-  // Both memories must last until wait() has returned. Copies begin in the order of these calls, each by all threads that
-  // are free. Returns the copy's number for wait(). One caller at a time.
-  uint64_t start(void* to, const void* from, size_t bytes);
-  // Returns when the copy has been made.
-  void wait(uint64_t copy);
+  // Both memories of each copy must last until wait() has returned. Copies begin in the order in which they are given, each
+  // by all threads that are free. Returns the batch's number for wait(). One caller at a time.
+  uint64_t start(std::span<const Copy> batch);
+  // Returns when all copies of the batch have been made.
+  void wait(uint64_t batch);
 
  private:
-  static constexpr size_t kPiece = size_t{1} << 20;
-  struct Copy {
-    std::byte* to;
-    const std::byte* from;
-    size_t bytes;
-    size_t taken = 0, made = 0;  // bytes
+  struct Piece {
+    Copy copy;
+    uint64_t batch;
   };
 
+  std::unique_lock<std::mutex> lock();
+  void forget_made();
   void work();
   void stop();
 
   std::mutex mutex_;
-  std::condition_variable started_, finished_;
-  std::deque<Copy> copies_;  // from number first_ on
-  uint64_t first_ = 0;       // all before it have been made
-  uint64_t next_ = 0;        // the first of which pieces are left to take
+  std::deque<Piece> pieces_;         // that no thread has taken
+  std::deque<size_t> left_;          // pieces that have not been made, of each batch from number first_ on
+  std::atomic<uint64_t> first_ = 0;  // all before it have been made
+  uint64_t next_ = 0;                // that start() returns
   bool stop_ = false;
+  std::atomic<bool> calls_ = false;  // a thread without work has something to do: pieces, or the end
+  int sleeping_ = 0;                 // threads
+  bool caller_sleeps_ = false;
+  std::condition_variable started_, made_;
   std::vector<std::thread> workers_;
 };
 

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 namespace calla {
@@ -16,9 +18,14 @@ std::vector<uint32_t> numbers(size_t count, uint32_t first) {
   return v;
 }
 
+uint64_t start(BackgroundCopies& copies, void* to, const void* from, size_t bytes) {
+  const BackgroundCopies::Copy copy{to, from, bytes};
+  return copies.start({&copy, 1});
+}
+
 TEST(BackgroundCopies, MakesCopiesOfAnySize) {
-  // Around a thread's piece of 1 MiB, and none at all.
-  const std::vector<size_t> counts = {1, 0, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, 5, 3 << 18, 0};
+  // Around a thread's piece of 512 KiB, and none at all.
+  const std::vector<size_t> counts = {1, 0, (1 << 17) - 1, 1 << 17, (1 << 17) + 1, 5, 5 << 17, 0};
   for (const int threads : {1, 4}) {
     BackgroundCopies copies(threads);
     std::vector<std::vector<uint32_t>> from, to;
@@ -28,7 +35,7 @@ TEST(BackgroundCopies, MakesCopiesOfAnySize) {
     }
     std::vector<uint64_t> started;
     for (size_t i = 0; i < counts.size(); ++i)
-      started.push_back(copies.start(to[i].data(), from[i].data(), counts[i] * sizeof(uint32_t)));
+      started.push_back(start(copies, to[i].data(), from[i].data(), counts[i] * sizeof(uint32_t)));
     for (size_t i = counts.size(); i-- > 0;) {  // the last first
       copies.wait(started[i]);
       EXPECT_EQ(to[i], from[i]) << "copy " << i << " with " << threads << " threads";
@@ -51,10 +58,45 @@ TEST(BackgroundCopies, BuffersAreUsedAgain) {
   };
   for (size_t part = 0; part < kParts; ++part) {
     if (part >= kBuffers) finish(part - kBuffers);
-    started.push_back(copies.start(buffers[part % kBuffers].data(), from.data() + part * kPart, kPart * 4));
+    started.push_back(start(copies, buffers[part % kBuffers].data(), from.data() + part * kPart, kPart * 4));
   }
   for (size_t part = kParts - kBuffers; part < kParts; ++part) finish(part);
   EXPECT_EQ(to, from);
+}
+
+TEST(BackgroundCopies, BatchesOfManyCopies) {
+  constexpr size_t kEach = 40000, kCopies = 100;
+  const std::vector<uint32_t> from = numbers(kEach * kCopies, 5);
+  std::vector<uint32_t> to(from.size());
+  BackgroundCopies copies(4);
+  for (int round = 0; round < 20; ++round) {
+    std::vector<uint32_t> expected = from;
+    std::vector<BackgroundCopies::Copy> batch;
+    for (size_t i = 0; i < kCopies; ++i) {
+      const bool zeros = i % 3 == 0;
+      batch.push_back({&to[i * kEach], zeros ? nullptr : &from[i * kEach], (kEach - 1) * sizeof(uint32_t)});
+      if (zeros) std::fill_n(&expected[i * kEach], kEach - 1, 0);
+      expected[(i + 1) * kEach - 1] = 0;  // nobody touches it
+    }
+    const uint64_t started = copies.start(batch);
+    copies.wait(copies.start({}));
+    copies.wait(started);
+    ASSERT_EQ(to, expected);
+    std::fill_n(to.begin(), to.size() - 1, 1);
+    for (size_t i = 0; i < kCopies; ++i) to[(i + 1) * kEach - 1] = 0;
+  }
+}
+
+// Threads and caller have gone to sleep by then.
+TEST(BackgroundCopies, AfterAPause) {
+  const std::vector<uint32_t> from = numbers(size_t{1} << 20, 3);
+  BackgroundCopies copies(4);
+  for (int round = 0; round < 20; ++round) {
+    std::vector<uint32_t> to(from.size());
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    copies.wait(start(copies, to.data(), from.data(), from.size() * sizeof(uint32_t)));
+    ASSERT_EQ(to, from);
+  }
 }
 
 // An empty copy is made as soon as it is started, and may be taken away while a thread is about to look at it.
@@ -65,8 +107,8 @@ TEST(BackgroundCopies, EmptyOnesAmongOthers) {
   for (int round = 0; round < 4000; ++round) {
     std::vector<uint64_t> started;
     for (size_t i = 0; i < from.size(); ++i) {
-      started.push_back(copies.start(nullptr, nullptr, 0));
-      started.push_back(copies.start(&to[i], &from[i], sizeof(uint32_t)));
+      started.push_back(start(copies, nullptr, nullptr, 0));
+      started.push_back(start(copies, &to[i], &from[i], sizeof(uint32_t)));
     }
     for (const uint64_t copy : started) copies.wait(copy);
   }
@@ -78,7 +120,7 @@ TEST(BackgroundCopies, EndsWithCopiesLeft) {
   const std::vector<uint32_t> from = numbers(kEach * 20, 1);
   std::vector<uint32_t> to(from.size());
   BackgroundCopies copies(2);
-  for (size_t i = 0; i < 20; ++i) copies.start(to.data() + i * kEach, from.data() + i * kEach, kEach * 4);
+  for (size_t i = 0; i < 20; ++i) start(copies, to.data() + i * kEach, from.data() + i * kEach, kEach * 4);
 }
 
 }  // namespace

@@ -118,16 +118,17 @@ void require_free_memory(size_t bytes, const char* what) {
   if (free < bytes) throw DeviceError(no_room(bytes, what));
 }
 
+void page_lock_check(cudaError_t status, size_t bytes, const char* what) {
+  if (status != cudaErrorMemoryAllocation && status != cudaErrorOperatingSystem) return cuda_check(status, what);
+  (void)cudaGetLastError();
+  throw DeviceError(std::string("CUDA: ") + what + ": " + size_text(bytes) +
+                    " of this machine's memory needed, page-locked, and the system refuses; end other programs, or "
+                    "allow more (a container's memory limit, ulimit -l)");
+}
+
 void* allocate_pinned(size_t bytes, const char* what) {
   void* data = nullptr;
-  const cudaError_t status = cudaHostAlloc(&data, bytes, cudaHostAllocMapped);
-  if (status == cudaErrorMemoryAllocation) {
-    (void)cudaGetLastError();
-    throw DeviceError(std::string("CUDA: ") + what + ": " + size_text(bytes) +
-                      " of this machine's memory needed, page-locked, and the system refuses; end other programs, or "
-                      "allow more (a container's memory limit, ulimit -l)");
-  }
-  cuda_check(status, what);
+  page_lock_check(cudaHostAlloc(&data, bytes, cudaHostAllocMapped), bytes, what);
   return data;
 }
 

@@ -44,6 +44,8 @@ void require_free_memory(size_t bytes, const char* what);
 
 // Page-locked host memory, visible to the device; for PinnedArray. Throws DeviceError.
 void* allocate_pinned(size_t bytes, const char* what);
+// Throws DeviceError if `status` says that the system does not let `bytes` of its memory be page-locked, or another error.
+void page_lock_check(cudaError_t status, size_t bytes, const char* what);
 
 // Device memory, zero-filled on request. `what` names the purpose in an out-of-memory message.
 class DeviceBytes {
@@ -133,6 +135,8 @@ class Event {
   cudaEvent_t get() const { return event_; }
   void record(cudaStream_t stream) { cuda_check(cudaEventRecord(event_, stream), "cudaEventRecord"); }
   void synchronize() const { cuda_check(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
+  // What `stream` is given from now on waits for what was recorded; at once if nothing ever was.
+  void wait_in(cudaStream_t stream) const { cuda_check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent"); }
 
  private:
   cudaEvent_t event_ = nullptr;
