@@ -321,6 +321,124 @@ TEST_F(CudaProgram, APlaceAmongTheRowsDoesNotMatter) {
   EXPECT_EQ(forwards, backwards);
 }
 
+// Sequences of a few slots that come, go, are copied and moved, with logs of their states and without: the first layer's
+// states, which depend on little else, and the tokens' convolution.
+class CudaLogs : public CudaProgram {
+ protected:
+  static constexpr int kSlots = 5, kMostRows = 3;  // so there are three logs
+  struct States {
+    std::vector<float> state, conv;
+  };
+
+  class Sequences {
+   public:
+    Sequences(const CudaLogs& test, std::vector<std::string> ablate) : shape_(test.shape_) {
+      BackendOptions options;
+      options.max_rows = options.max_heads = kMostRows;
+      options.ablate = std::move(ablate);
+      backend_ = create_cuda_backend(shape_, test.weights_, options);
+      backend_->allocate_state({kSlots, kSlots});
+      for (int slot = 0; slot < kSlots; ++slot) clear(slot);
+    }
+    void clear(int slot) {
+      backend_->clear_recurrent(slot);
+      positions_[slot] = 0;
+    }
+    // `count` steps of a token of each slot.
+    void step(const std::vector<int>& slots, int count) {
+      for (; count > 0; --count) {
+        std::vector<TokenId> tokens;
+        std::vector<SequenceRows> sequences;
+        for (const int slot : slots) {
+          tokens.push_back((31 * slot + 797 * positions_[slot]) % 4096);
+          sequences.push_back({slot, std::span(&pages_[slot], 1), positions_[slot]++, 1});
+        }
+        Batch batch;
+        batch.tokens = tokens;
+        batch.sequences = sequences;
+        backend_->wait(forward(*backend_, shape_, batch));
+      }
+    }
+    void copy(int from, int to) {
+      backend_->copy_recurrent(from, to);
+      backend_->copy_kv_page(from, to, positions_[from]);
+      positions_[to] = positions_[from];
+    }
+    void move(int from, int to) {
+      std::vector<std::byte> slot(backend_->recurrent_slot_bytes());
+      backend_->export_recurrent(from, slot);
+      clear(from);
+      backend_->import_recurrent(to, slot);
+      backend_->copy_kv_page(from, to, kKvPageRows);
+      positions_[to] = positions_[from];
+    }
+    States read(int slot) {
+      States s{std::vector<float>(static_cast<size_t>(shape_.gdn_value_heads) * kGdnHeadDim * kGdnHeadDim),
+               std::vector<float>(3 * static_cast<size_t>(shape_.gdn_conv_width()))};
+      backend_->read_gdn_state(0, slot, s.state, s.conv);
+      return s;
+    }
+
+   private:
+    const ModelShape& shape_;
+    std::unique_ptr<Backend> backend_;
+    int positions_[kSlots] = {};
+    const int32_t pages_[kSlots] = {0, 1, 2, 3, 4};
+  };
+
+  template <class Script>
+  void expect_same(const Script& script, const std::string& what) {
+    Sequences with(*this, {}), without(*this, {"state-log"});
+    script(with);
+    script(without);
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const States a = with.read(slot), b = without.read(slot);
+      EXPECT_EQ(a.conv, b.conv) << what << ", slot " << slot;
+      if (std::any_of(b.state.begin(), b.state.end(), [](float v) { return v != 0; })) {
+        EXPECT_LT(relative_error(a.state, b.state), 1e-5) << what << ", slot " << slot;
+      } else {
+        EXPECT_EQ(a.state, b.state) << what << ", slot " << slot;
+      }
+    }
+  }
+};
+
+TEST_F(CudaLogs, AStateIsWhatItWouldBeAfterAnyNumberOfTokens) {
+  for (int steps = 1; steps <= 10; ++steps)
+    expect_same([&](Sequences& s) { s.step({0, 1, 2}, steps); }, std::to_string(steps) + " steps");
+}
+
+TEST_F(CudaLogs, SequencesComeAndGo) {
+  expect_same(
+      [](Sequences& s) {
+        s.step({0, 1}, 2);
+        s.step({2, 0, 1}, 3);  // logs of different lengths
+        s.step({1, 2}, 1);
+        s.step({3, 4}, 2);  // there are three logs, so two are settled
+        s.step({4, 0}, 5);
+        s.step({2}, 1);  // the token program
+        s.step({2, 3}, 7);
+      },
+      "coming and going");
+}
+
+TEST_F(CudaLogs, StatesAreCopiedMovedAndCleared) {
+  expect_same(
+      [](Sequences& s) {
+        s.step({0, 1}, 2);
+        s.copy(0, 3);
+        s.step({3, 1}, 2);
+        s.copy(3, 1);  // over a slot that has a log
+        s.step({0, 1, 3}, 1);
+        s.move(3, 2);
+        s.clear(1);
+        s.step({1, 2}, 3);
+        s.move(2, 1);  // likewise
+        s.step({0, 1}, 2);
+      },
+      "copied, moved and cleared");
+}
+
 TEST_F(CudaStep, AnUnknownMechanismIsNamed) {
   try {
     make({"warp-drive"});

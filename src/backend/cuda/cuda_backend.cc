@@ -28,6 +28,7 @@ constexpr MechanismName kMechanisms[] = {
     {"expert-list", &Mechanisms::expert_list},
     {"token-program", &Mechanisms::token_program},
     {"rows-program", &Mechanisms::rows_program},
+    {"state-log", &Mechanisms::state_log},
     {"fused-gdn", &Mechanisms::fused_gdn},
     {"weight-stream", &Mechanisms::weight_stream},
     {"wgmma", &Mechanisms::wgmma},
@@ -151,7 +152,10 @@ void CudaBackend::allocate_slots() {
 
 void CudaBackend::allocate_state(const StateMemoryPlan& plan) {
   check(recurrent_.slots() == 0, "allocate_state is called once");
-  recurrent_.allocate(plan.recurrent_slots, stream_.get());
+  // Programs of several rows keep logs.
+  const bool logs = mechanisms_.state_log && rows_words_.size() > 0;
+  recurrent_.allocate(plan.recurrent_slots,
+                      logs ? std::min({plan.recurrent_slots, options_.max_rows, kMostProgramRows}) : 0, stream_.get());
   kv_.allocate(plan.kv_pages, stream_.get());
 }
 
@@ -204,6 +208,14 @@ void CudaBackend::build_block(const Batch& batch, InFlight& to) {
   }
   if (to.block.size() < block_.size()) to.block = PinnedArray<std::byte>(block_.size(), "page-locked step parameters");
 
+  step_slots_.clear();
+  for (const SequenceRows& s : batch.sequences) step_slots_.push_back(s.recurrent_slot);
+  step_logs_.assign(sequences, 0);
+  keeps_logs_ = in_rows_program(static_cast<int>(rows), static_cast<int>(sequences)) && recurrent_.logs() > 0;
+  if (keeps_logs_) recurrent_.open_logs(step_slots_, step_logs_, stream_.get());
+  if (!keeps_logs_)
+    for (const int slot : step_slots_) recurrent_.settle(slot, stream_.get());
+
   std::byte* host = to.block.data();
   auto* word = reinterpret_cast<int32_t*>(host + at.words);
   int32_t word_count = 0;
@@ -215,7 +227,7 @@ void CudaBackend::build_block(const Batch& batch, InFlight& to) {
     const SequenceRows& from = batch.sequences[s];
     check(from.rows > 0 && from.recurrent_slot >= 0 && from.recurrent_slot < recurrent_.slots(), "a valid sequence");
     check(static_cast<int>(from.kv_pages.size()) * kKvPageRows >= from.position + from.rows, "pages for every row");
-    const StepSequence sequence{from.recurrent_slot, first_row, from.rows, from.position, word_count};
+    const StepSequence sequence{from.recurrent_slot, first_row, from.rows, from.position, word_count, step_logs_[s]};
     std::memcpy(host + at.sequences + s * sizeof sequence, &sequence, sizeof sequence);
     std::memcpy(word + word_count, from.kv_pages.data(), from.kv_pages.size_bytes());
     word_count += static_cast<int32_t>(from.kv_pages.size());

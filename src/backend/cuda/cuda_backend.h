@@ -47,6 +47,7 @@ struct Mechanisms {
       true;  // an expert's weights are read once for the rows that chose it (7..32 rows, outside programs)
   bool token_program = true;  // one row's stages, from layer to layer, as one kernel (decode, Hopper, the real shape)
   bool rows_program = true;   // the same for two to 24 sequences
+  bool state_log = true;      // a state is written once for four tokens (in programs of several rows)
   bool fused_gdn = true;      // one kernel for a GDN token (decode)
   bool weight_stream = true;  // weights wait in shared memory for the activations (decode, Hopper); else in registers
   bool wgmma = true;          // prefill on tensor cores, experts grouped; else eight rows at a time (Hopper)
@@ -128,7 +129,10 @@ class CudaBackend final : public Backend {
   // One row, or one of each of a few sequences, of the shape that the programs are written for.
   bool in_program() const {
     if (step_.rows == 1) return token_words_.size() > 0;
-    return step_.rows == step_.sequence_count && step_.rows <= kMostProgramRows && rows_words_.size() > 0;
+    return in_rows_program(step_.rows, step_.sequence_count);
+  }
+  bool in_rows_program(int rows, int sequences) const {
+    return rows > 1 && rows == sequences && rows <= kMostProgramRows && rows_words_.size() > 0;
   }
   void settle();  // runs what has been put off
   const DeviceWeights& weights() const { return weights_; }
@@ -235,6 +239,8 @@ class CudaBackend final : public Backend {
   Mode mode_ = Mode::kEager;
   GraphKey key_{};
   std::map<GraphKey, std::optional<Graph>> graphs_;  // an empty entry: seen once
+  bool keeps_logs_ = false;                          // the step's programs add to the states' logs
+  std::vector<int> step_slots_, step_logs_;
   bool want_logits_ = false;
   bool sampled_ = false;
   bool deep_attention_ = false;  // some split of the cache has more than two pages

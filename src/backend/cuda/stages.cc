@@ -55,6 +55,8 @@ void CudaBackend::run_program() {
   if (program_.count == 0) return;
   program_.sequence = step_.sequences;
   program_.slot_floats = recurrent_.slot_floats();
+  program_.log_parts = recurrent_.log_parts();
+  program_.log_tokens = keeps_logs_ ? kLogTokens : 0;
   program_.eps = shape_.rms_eps;
   program_.a = slots_;
   count_bytes(std::exchange(program_bytes_, 0));
@@ -191,6 +193,7 @@ void CudaBackend::mix_gdn(int index) {
     phase.dt_bias = l.dt_bias;
     phase.gdn_norm = l.gdn_norm;
     phase.state = recurrent_.layer(index_in_kind_[static_cast<size_t>(index)]);
+    phase.log = keeps_logs_ ? recurrent_.layer_log(index_in_kind_[static_cast<size_t>(index)]) : nullptr;
     program_.projected_width = l.in.width;
     program_.z_column = l.in.columns[1];
     program_.a_column = l.in.columns[2];
@@ -199,11 +202,15 @@ void CudaBackend::mix_gdn(int index) {
   }
   settle();
   count_bytes(state_bytes);
+  bool behind = false;  // a state, because layers in front went through a program
+  if (keeps_logs_)
+    for (const int slot : step_slots_) behind |= recurrent_.apply_log(slot, stream_.get());
+  const Launch launch = behind ? launch_after_any() : launch_;
   const bool one_row_each = step_.rows == step_.sequence_count;
   if (one_row_each && mechanisms_.fused_gdn && gdn_decode_fits(device_, shape_.gdn_key_heads, shape_.gdn_value_heads)) {
-    gdn_decode(launch_, gdn_params(index));
+    gdn_decode(launch, gdn_params(index));
   } else {
-    gdn_prefill(launch_, gdn_params(index));
+    gdn_prefill(launch, gdn_params(index));
   }
 }
 

@@ -31,8 +31,11 @@ RecurrentPool::RecurrentPool(const ModelShape& shape)
       gdn_floats_(static_cast<size_t>(shape.gdn_value_heads) * kGdnHeadDim * kGdnHeadDim),
       conv_floats_(static_cast<size_t>(kConvWidth - 1) * static_cast<size_t>(shape.gdn_conv_width())) {}
 
-void RecurrentPool::allocate(int slots, cudaStream_t stream) {
+void RecurrentPool::allocate(int slots, int logs, cudaStream_t stream) {
   slots_ = slots;
+  slot_of_log_.assign(static_cast<size_t>(logs), -1);
+  logs_ = DeviceArray<StateLog>(slot_of_log_.size() * log_parts(), "memory for logs of recurrent states");
+  if (logs > 0) cuda_check(cudaMemsetAsync(logs_.data(), 0, logs_.size_bytes(), stream), "clear logs");
   const auto n = static_cast<size_t>(slots);
   state_ = DeviceArray<float>(n * slot_floats(), "memory for recurrent states");
   counts_ = DeviceArray<TokenCount>(n * vocab_, "memory for token counts");
@@ -44,13 +47,60 @@ size_t RecurrentPool::slot_bytes() const {
   return slot_floats() * sizeof(float) + vocab_ * sizeof(TokenCount) + sizeof(TokenId);
 }
 
+int RecurrentPool::log_of(int slot) const {
+  const auto found = std::find(slot_of_log_.begin(), slot_of_log_.end(), slot);
+  return found == slot_of_log_.end() ? -1 : static_cast<int>(found - slot_of_log_.begin());
+}
+
+void RecurrentPool::open_logs(std::span<const int> slots, std::span<int> logs, cudaStream_t stream) {
+  check(slots.size() <= slot_of_log_.size(), "a log for each of a step's slots");
+  const auto in_step = [&](int slot) { return std::find(slots.begin(), slots.end(), slot) != slots.end(); };
+  for (size_t i = 0; i < slots.size(); ++i) {
+    int log = log_of(slots[i]);
+    if (log < 0) log = log_of(-1);
+    for (int other = 0; log < 0; ++other) {
+      const int slot = slot_of_log_[static_cast<size_t>(other)];
+      if (in_step(slot)) continue;
+      settle(slot, stream);
+      log = other;
+    }
+    slot_of_log_[static_cast<size_t>(log)] = slots[i];
+    logs[i] = log;
+  }
+}
+
+bool RecurrentPool::apply_log(int slot, cudaStream_t stream) {
+  const int log = log_of(slot);
+  if (log < 0) return false;
+  apply_logs(slot_state(slot), layer_floats(), logs_.data() + static_cast<size_t>(log) * log_parts(), layers_,
+             static_cast<int>(parts()), stream);
+  return true;
+}
+
+void RecurrentPool::settle(int slot, cudaStream_t stream) {
+  if (apply_log(slot, stream)) slot_of_log_[static_cast<size_t>(log_of(slot))] = -1;
+}
+
+void RecurrentPool::drop_log(int slot, cudaStream_t stream) {
+  const int log = log_of(slot);
+  if (log < 0) return;
+  cuda_check(
+      cudaMemsetAsync(logs_.data() + static_cast<size_t>(log) * log_parts(), 0, log_parts() * sizeof(StateLog), stream),
+      "clear a log");
+  slot_of_log_[static_cast<size_t>(log)] = -1;
+}
+
 void RecurrentPool::clear(int slot, cudaStream_t stream) {
+  drop_log(slot, stream);
   cuda_check(cudaMemsetAsync(slot_state(slot), 0, slot_floats() * sizeof(float), stream), "clear a recurrent state");
   cuda_check(cudaMemsetAsync(slot_counts(slot), 0, vocab_ * sizeof(TokenCount), stream), "clear token counts");
   cuda_check(cudaMemsetAsync(last_picked_.data() + slot, 0, sizeof(TokenId), stream), "clear the picked token");
 }
 
 void RecurrentPool::copy(int from, int to, cudaStream_t stream) {
+  if (from == to) return;
+  settle(from, stream);
+  drop_log(to, stream);
   constexpr auto kKind = cudaMemcpyDeviceToDevice;
   cuda_check(cudaMemcpyAsync(slot_state(to), slot_state(from), slot_floats() * sizeof(float), kKind, stream),
              "copy a recurrent state");
@@ -71,8 +121,9 @@ void RecurrentPool::set_counts(int slot, std::span<const TokenId> prompt, std::s
   copy_now(slot_counts(slot), counts.data(), vocab_ * sizeof(TokenCount), cudaMemcpyHostToDevice, stream);
 }
 
-void RecurrentPool::export_slot(int slot, std::span<std::byte> out, cudaStream_t stream) const {
+void RecurrentPool::export_slot(int slot, std::span<std::byte> out, cudaStream_t stream) {
   check(out.size() == slot_bytes(), "size of an exported recurrent slot");
+  settle(slot, stream);
   const size_t a = slot_floats() * sizeof(float), b = vocab_ * sizeof(TokenCount);
   constexpr auto kKind = cudaMemcpyDeviceToHost;
   copy_now(out.data(), slot_state(slot), a, kKind, stream);
@@ -82,6 +133,7 @@ void RecurrentPool::export_slot(int slot, std::span<std::byte> out, cudaStream_t
 
 void RecurrentPool::import_slot(int slot, std::span<const std::byte> in, cudaStream_t stream) {
   check(in.size() == slot_bytes(), "size of an imported recurrent slot");
+  drop_log(slot, stream);
   const size_t a = slot_floats() * sizeof(float), b = vocab_ * sizeof(TokenCount);
   constexpr auto kKind = cudaMemcpyHostToDevice;
   copy_now(slot_state(slot), in.data(), a, kKind, stream);
@@ -89,9 +141,9 @@ void RecurrentPool::import_slot(int slot, std::span<const std::byte> in, cudaStr
   copy_now(last_picked_.data() + slot, in.data() + a + b, sizeof(TokenId), kKind, stream);
 }
 
-void RecurrentPool::read(int gdn_layer, int slot, std::span<float> state, std::span<float> conv,
-                         cudaStream_t stream) const {
+void RecurrentPool::read(int gdn_layer, int slot, std::span<float> state, std::span<float> conv, cudaStream_t stream) {
   check(state.size() == gdn_floats_ && conv.size() == conv_floats_, "size of a GDN state");
+  settle(slot, stream);
   const float* from = layer(gdn_layer) + static_cast<size_t>(slot) * slot_floats();
   std::vector<float> raw(gdn_floats_);
   copy_now(raw.data(), from, state.size_bytes(), cudaMemcpyDeviceToHost, stream);
@@ -102,6 +154,7 @@ void RecurrentPool::read(int gdn_layer, int slot, std::span<float> state, std::s
 void RecurrentPool::write(int gdn_layer, int slot, std::span<const float> state, std::span<const float> conv,
                           cudaStream_t stream) {
   check(state.size() == gdn_floats_ && conv.size() == conv_floats_, "size of a GDN state");
+  settle(slot, stream);
   float* to = layer(gdn_layer) + static_cast<size_t>(slot) * slot_floats();
   std::vector<float> raw(gdn_floats_);
   for (size_t i = 0; i < gdn_floats_; ++i) raw[place_of(i)] = state[i];

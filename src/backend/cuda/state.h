@@ -5,24 +5,40 @@
 
 #include "backend/backend.h"
 #include "backend/cuda/device.h"
+#include "backend/cuda/state_log.h"
 
 namespace calla::cuda {
 
-// Slots of the GDN layers' state and convolution tail (fp32), token counts and last picked token.
+// Slots of the GDN layers' state and convolution tail (fp32), token counts and last picked token; and logs (state_log.h) of a
+// few slots' states.
 class RecurrentPool {
  public:
   explicit RecurrentPool(const ModelShape& shape);
-  void allocate(int slots, cudaStream_t stream);
+  // `logs` slots at a time can have logs.
+  void allocate(int slots, int logs, cudaStream_t stream);
+  // Of a slot, without logs: what is exported.
   size_t slot_bytes() const;
 
   void clear(int slot, cudaStream_t stream);
   void copy(int from, int to, cudaStream_t stream);
   void set_counts(int slot, std::span<const TokenId> prompt, std::span<const TokenId> generated, cudaStream_t stream);
   // These wait for the device.
-  void export_slot(int slot, std::span<std::byte> out, cudaStream_t stream) const;
+  void export_slot(int slot, std::span<std::byte> out, cudaStream_t stream);
   void import_slot(int slot, std::span<const std::byte> in, cudaStream_t stream);
-  void read(int gdn_layer, int slot, std::span<float> state, std::span<float> conv, cudaStream_t stream) const;
+  void read(int gdn_layer, int slot, std::span<float> state, std::span<float> conv, cudaStream_t stream);
   void write(int gdn_layer, int slot, std::span<const float> state, std::span<const float> conv, cudaStream_t stream);
+
+  // The log of each of a step's slots, for a step that keeps logs; opened if there was none, for which that of a slot that is
+  // not in this step may be settled. There are as many logs as such a step has slots, or more.
+  void open_logs(std::span<const int> slots, std::span<int> logs, cudaStream_t stream);
+  // Brings a slot's states up to its log, if it has one, and closes that.
+  void settle(int slot, cudaStream_t stream);
+  // The same, but the log stays open. False if there is none.
+  bool apply_log(int slot, cudaStream_t stream);
+  int logs() const { return static_cast<int>(slot_of_log_.size()); }
+  // The logs of a layer's parts in log 0; logs are log_parts() apart.
+  StateLog* layer_log(int gdn_layer) const { return logs_.data() + static_cast<size_t>(gdn_layer) * parts(); }
+  size_t log_parts() const { return static_cast<size_t>(layers_) * parts(); }
 
   // State of a layer in slot 0; slots are slot_floats() apart.
   float* layer(int gdn_layer) const { return state_.data() + static_cast<size_t>(gdn_layer) * layer_floats(); }
@@ -41,8 +57,15 @@ class RecurrentPool {
   size_t vocab_ = 0;
   size_t gdn_floats_ = 0;
   size_t conv_floats_ = 0;
+  size_t parts() const { return gdn_floats_ / kStatePartFloats; }  // of a layer's state
+  int log_of(int slot) const;                                      // or -1
+  // What is in the log no longer matters.
+  void drop_log(int slot, cudaStream_t stream);
+
   int slots_ = 0;
   DeviceArray<float> state_;
+  DeviceArray<StateLog> logs_;
+  std::vector<int> slot_of_log_;  // or -1
   DeviceArray<TokenCount> counts_;
   DeviceArray<TokenId> last_picked_;
 };

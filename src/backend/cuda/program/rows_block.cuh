@@ -105,12 +105,12 @@ struct BlockMemory {
   uint64_t listed;          // the experts, for the producer
   uint64_t calm;            // the logits are sent: no large exchange for a while
   uint64_t updated[kMost];  // a row's part of the state, in its slot
-  int state_slot[kMost];
+  int state_slot[kMost];    // or -1: it is not written
   alignas(16) float residual[kMost][kTileRows];
   alignas(16) __half outgoing[kMost][kTileRows];
   float norm[kTileRows];  // the next phase's, of the block's part of the residual row
   float squares[kWarps];  // of a residual row, two warps each
-  size_t state_at[kMost];
+  size_t state_at[kMost], log_at[kMost];
   uint32_t rows_of[token::kExperts / 4];  // a byte an expert: bit r: row r chose it
   int16_t ids[kMost][kExpertsPerToken];
   float weights[kMost][kChoices];

@@ -3,14 +3,15 @@
 // k channels, and for one of its two value heads 32 columns of the state with their rows of v and z; of every row.
 //   Gates       a and b of all heads are four tiles of 32 groups: a block multiplies one group of one tile and sends the
 //               sums; whoever needs a head's adds up its 32 groups.
-//   Recurrence  a row's columns of the state come through the ring, a slot a row; two warps a row take 64 keys each and
-//               leave the new state in the slot, from where the storer warp sends it back while the blocks go on.
+//   Recurrence  a row's columns of the state come through the ring, a slot a row, and their log (state_log.h) behind them;
+//               two warps a row take 64 keys each. Mostly the token goes into the log; else they leave the new state in the
+//               slot, from where the storer warp sends it back while the blocks go on.
 #include "backend/cuda/program/rows_linear.cuh"
 
 namespace calla::cuda::rows {
 
 inline constexpr uint32_t kStateBytes = kStatePartFloats * sizeof(float);
-static_assert(kStateBytes <= kSlotBytes);
+static_assert(kStateBytes + sizeof(StateLog) <= kSlotBytes);
 
 // A block's group of the gates' tiles, in one warp's registers.
 struct GateGroup {
@@ -69,8 +70,11 @@ __device__ __forceinline__ float4 add4(float4 a, float4 b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-// The delta rule on a row's columns of the state, by a pair of warps, in place: a slot is [key][32 columns].
-__device__ __forceinline__ void recur(const Block& b, const TokenPhase& p, const GdnPart& at, std::byte* slot,
+__device__ __forceinline__ float dot4(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
+
+// The delta rule on a row's columns of the state, by a pair of warps, in place: a slot is [key][32 columns]. Returns whether
+// the state is to be written; else the token is in its log.
+__device__ __forceinline__ bool recur(const Block& b, const TokenPhase& p, const GdnPart& at, std::byte* slot,
                                       bool last, uint32_t tag) {
   constexpr int kKeys = kGdnHeadDim / 2 / 4;  // of a thread, every fourth of its warp's
   const int warp = b.warp, lane = b.lane, row = warp / 2;
@@ -99,13 +103,26 @@ __device__ __forceinline__ void recur(const Block& b, const TokenPhase& p, const
     area.columns[warp][quad * 2 + 1] = out_sum;
   }
   const float4 x = reinterpret_cast<const float4*>(k)[lane], y = reinterpret_cast<const float4*>(q)[lane];
-  const float kk = sum_lanes(x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w);
-  const float qq = sum_lanes(y.x * y.x + y.y * y.y + y.z * y.z + y.w * y.w);
-  const float kq = sum_lanes(x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w);
+  const float kk = sum_lanes(dot4(x, x)), qq = sum_lanes(dot4(y, y)), kq = sum_lanes(dot4(x, y));
+  // What the log adds to both sums, the last token first; `kept`: what is left since of a token's change, and at last of the
+  // state in memory.
+  const StateLog& log = *reinterpret_cast<const StateLog*>(slot + kStateBytes);
+  const int count = b.program.log_tokens > 0 ? log.entries[0].count : 0;
+  float4 memory_log = make_float4(0, 0, 0, 0), out_log = memory_log;
+  float kept = 1;
+#pragma unroll 1
+  for (int i = count - 1; i >= 0; --i) {
+    const StateLogEntry& e = log.entries[i];
+    const float4 logged_key = reinterpret_cast<const float4*>(e.key)[lane];
+    const float4 logged_change = reinterpret_cast<const float4*>(e.change)[quad];
+    memory_log = fma4(logged_change, kept * sum_lanes(dot4(logged_key, x)), memory_log);
+    out_log = fma4(logged_change, kept * sum_lanes(dot4(logged_key, y)), out_log);
+    kept *= e.decay;
+  }
   pair_barrier(warp);
   const float4(&halves)[2][kColumns / 2] = *reinterpret_cast<const float4(*)[2][kColumns / 2]>(area.columns[row * 2]);
-  memory_sum = add4(halves[0][quad * 2], halves[1][quad * 2]);
-  out_sum = add4(halves[0][quad * 2 + 1], halves[1][quad * 2 + 1]);
+  memory_sum = fma4(add4(halves[0][quad * 2], halves[1][quad * 2]), kept, memory_log);
+  out_sum = fma4(add4(halves[0][quad * 2 + 1], halves[1][quad * 2 + 1]), kept, out_log);
 
   const float k_scale = rsqrtf(kk + 1e-6f), q_scale = rsqrtf(qq + 1e-6f) * 0.08838834764831845f;  // 1 / sqrt(128)
   const float decay = area.decay[row], beta = area.beta[row];
@@ -139,14 +156,47 @@ __device__ __forceinline__ void recur(const Block& b, const TokenPhase& p, const
                        multiply_halves(word.z, factor), multiply_halves(word.w, factor));
     }
   }
-  // The state last: the exchange would queue up behind it.
+  // The log or the state last: the exchange would queue up behind it.
+  if (b.program.log_tokens > 0) {
+    StateLog& to = p.log[b.s.log_at[row] + static_cast<size_t>(block)];
+    if (count < b.program.log_tokens) {
+      if (warp % 2 == 0) {
+        reinterpret_cast<float4*>(to.entries[count].key)[lane] = x;
+        if (lane == 0) to.entries[count].decay = decay;
+      } else {
+        if (lane < 8) reinterpret_cast<float4*>(to.entries[count].change)[quad] = change;
+        if (lane == 0) to.entries[0].count = count + 1;
+      }
+      return false;
+    }
+    if (warp % 2 == 0 && lane == 0) to.entries[0].count = 0;
+    // In place: first what the log has, then this token.
+    float4 logged_change[kLogTokens];
+    float left = decay;
+#pragma unroll
+    for (int i = kLogTokens - 1; i >= 0; --i) {
+      logged_change[i] =
+          fma4(reinterpret_cast<const float4*>(log.entries[i].change)[quad], left, make_float4(0, 0, 0, 0));
+      left *= log.entries[i].decay;
+    }
+#pragma unroll 2
+    for (int i = 0; i < kKeys; ++i) {
+      const int key = first_key + i * 4;
+      float4 v = fma4(s[i * kColumns], left, make_float4(0, 0, 0, 0));
+#pragma unroll
+      for (int j = 0; j < kLogTokens; ++j) v = fma4(logged_change[j], log.entries[j].key[key], v);
+      s[i * kColumns] = fma4(change, k[key], v);
+    }
+  } else {
 #pragma unroll 4
-  for (int i = 0; i < kKeys; ++i) {
-    const float4 v = s[i * kColumns];
-    const float4 kept = make_float4(decay * v.x, decay * v.y, decay * v.z, decay * v.w);
-    s[i * kColumns] = fma4(change, k[first_key + i * 4], kept);
+    for (int i = 0; i < kKeys; ++i) {
+      const float4 v = s[i * kColumns];
+      const float4 rest = make_float4(decay * v.x, decay * v.y, decay * v.z, decay * v.w);
+      s[i * kColumns] = fma4(change, k[first_key + i * 4], rest);
+    }
   }
   fence_async_proxy();
+  return true;
 }
 
 __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, RingPlace& ring, bool last,
@@ -223,11 +273,14 @@ __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, R
   for (int i = 0; i < b.rows; ++i) {
     wait_full(b, ring);
     const bool mine = i == warp / 2;
-    if (mine) recur(b, p, at, b.slot(ring.slot), last, tags.of(WordKind::kMixed));
+    const bool written = mine && recur(b, p, at, b.slot(ring.slot), last, tags.of(WordKind::kMixed));
     __syncwarp();
     if (lane == 0) {
-      if (mine) b.s.state_slot[i] = ring.slot;  // both warps of the pair the same
-      barrier_arrive(mine ? &b.s.updated[i] : &b.s.empty[ring.slot]);
+      if (mine) {
+        b.s.state_slot[i] = written ? ring.slot : -1;  // both warps of the pair the same
+        barrier_arrive(&b.s.updated[i]);
+      }
+      if (!written) barrier_arrive(&b.s.empty[ring.slot]);
     }
     ring.advance();
   }

@@ -9,10 +9,11 @@
 //             is enough to tell.
 //   Shared    8 slots of 18 KiB, 80 KiB besides.
 //   Moves     the phases' weights once, the chosen experts' once, the shared expert's gate and up twice, the GDN states
-//             in and out; 29 KB of words a row, layer and block, from L2.
+//             in, and out with every fourth token (state_log.h); 29 KB of words a row, layer and block, from L2.
 //   Numerics  products in fp16 with fp32 sums, those of the up projections of the row as 16-bit fixed point, the rest in
 //             fp32; sums in a fixed order. A row's place does not matter; of the other rows only how many chose the same
-//             expert does, by which way its down projection's fp32 sums are added up.
+//             expert does, by which way its down projection's fp32 sums are added up; and of the tokens in front, how many
+//             are in the state's log, by which way the state's fp32 sums are.
 #include "backend/cuda/program/rows_experts.cuh"
 #include "backend/cuda/program/rows_gdn.cuh"
 #include "backend/cuda/program/rows_linear.cuh"
@@ -25,8 +26,11 @@ namespace {
 class Producer {
  public:
   __device__ Producer(const Block& b) : b_(b), lane_(b.lane) {
-    if (lane_ < b.rows)
-      state_at_ = static_cast<size_t>(b.program.sequence[b.first_row + lane_].slot) * b.program.slot_floats;
+    if (lane_ < b.rows) {
+      const StepSequence& sequence = b.program.sequence[b.first_row + lane_];
+      state_at_ = static_cast<size_t>(sequence.slot) * b.program.slot_floats;
+      log_at_ = static_cast<size_t>(sequence.log) * b.program.log_parts + blockIdx.x;
+    }
   }
 
   __device__ void run(int index) {
@@ -40,7 +44,9 @@ class Producer {
           tile(p.weights, at.first_column(i / 2, b_.program.z_column) / kTileRows + i % 2);
         in_flight_ = kInFlightStates;
 #pragma unroll 1
-        for (int row = 0; row < b_.rows; ++row) state(p.state + __shfl_sync(0xffffffffu, state_at_, row) + at.state());
+        for (int row = 0; row < b_.rows; ++row)
+          state(p.state + __shfl_sync(0xffffffffu, state_at_, row) + at.state(),
+                p.log + __shfl_sync(0xffffffffu, log_at_, row));
         in_flight_ = kInFlight;
         return;
       }
@@ -87,12 +93,16 @@ class Producer {
     }
     __syncwarp();
   }
-  // The block's part of a row's state.
-  __device__ __forceinline__ void state(const float* from) {
+  // The block's part of a row's state, and its log.
+  __device__ __forceinline__ void state(const float* from, const StateLog* log) {
     const RingPlace at = take();
     if (lane_ == 0) {
-      barrier_expect(&b_.s.full[at.slot], kStateBytes);
-      bulk_copy_part(b_.slot(at.slot), from, kStateBytes, &b_.s.full[at.slot], read_once_);
+      const bool logs = b_.program.log_tokens > 0;
+      uint64_t* full = &b_.s.full[at.slot];
+      barrier_expect(full, kStateBytes + (logs ? static_cast<uint32_t>(sizeof(StateLog)) : 0));
+      bulk_copy_part(b_.slot(at.slot), from, kStateBytes, full, read_once_);
+      if (logs)
+        bulk_copy_part(b_.slot(at.slot) + kStateBytes, log, static_cast<uint32_t>(sizeof(StateLog)), full, read_once_);
     }
     __syncwarp();
   }
@@ -158,7 +168,7 @@ class Producer {
 
   const Block& b_;
   int lane_;
-  size_t state_at_ = 0;  // of row `lane`
+  size_t state_at_ = 0, log_at_ = 0;  // of row `lane`
   int filled_ = 0, landed_count_ = 0, in_flight_ = kInFlight;
   uint32_t listed_parity_ = 0;
   // Weights stream past L2, which keeps what is read again: the words, the code, and new states until it is their time to
@@ -168,7 +178,7 @@ class Producer {
   RingPlace landed_;  // the oldest slot that may still be on its way
 };
 
-// The storer, one thread: sends the rows' new states back from their slots, which it passes for the two warps that have
+// The storer, one thread: sends the rows' states back, if they are written, from their slots, which it passes for the two warps that have
 // used them. All blocks' states would hold up the two exchanges that follow, so only those go at once whose slots are
 // needed for the next weights; the others wait until the experts are being chosen.
 __device__ __forceinline__ void store_states(const TokenProgram& program, int rows, std::byte* ring, BlockMemory& s) {
@@ -186,8 +196,9 @@ __device__ __forceinline__ void store_states(const TokenProgram& program, int ro
 #pragma unroll 1
     for (int row = 0; row < rows; ++row) {
       barrier_wait(&s.updated[row], gdn_phases & 1);
-      if (row == at_once && experts_follow) barrier_wait(&s.calm, expert_phases & 1);
       const int slot = s.state_slot[row];
+      if (slot < 0) continue;
+      if (row >= at_once && experts_follow) barrier_wait(&s.calm, expert_phases & 1);
       bulk_store(p.state + s.state_at[row] + part, ring + static_cast<uint32_t>(slot) * kSlotBytes, kStateBytes);
       bulk_store_wait_read();
       barrier_arrive(&s.empty[slot]);
@@ -233,9 +244,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (uint64_t& updated : s.updated) barrier_init(&updated, 2);
     fence_async_proxy();
   }
-  if (static_cast<int>(threadIdx.x) < rows)
-    s.state_at[threadIdx.x] =
-        static_cast<size_t>(program.sequence[first_row + static_cast<int>(threadIdx.x)].slot) * program.slot_floats;
+  if (static_cast<int>(threadIdx.x) < rows) {
+    const StepSequence& sequence = program.sequence[first_row + static_cast<int>(threadIdx.x)];
+    s.state_at[threadIdx.x] = static_cast<size_t>(sequence.slot) * program.slot_floats;
+    s.log_at[threadIdx.x] = static_cast<size_t>(sequence.log) * program.log_parts;
+  }
   __syncthreads();
   if (threadIdx.x >= kWorkers) {
     give_registers<kOtherRegisters>();

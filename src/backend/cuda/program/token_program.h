@@ -2,6 +2,7 @@
 // A token as one kernel: runs of stages of one row, from layer to layer, without a launch between them (token_program.cu).
 #include "backend/cuda/gdn.h"
 #include "backend/cuda/launch.h"
+#include "backend/cuda/state_log.h"
 #include "backend/cuda/step.h"
 #include "backend/cuda/weights.h"
 
@@ -42,6 +43,7 @@ struct TokenPhase {
   const float* dt_bias = nullptr;
   const float* gdn_norm = nullptr;
   float* state = nullptr;
+  StateLog* log = nullptr;
 };
 
 // What the blocks tell each other, through L2. A word carries its generation beside its contents, so a reader needs neither
@@ -73,6 +75,8 @@ struct TokenProgram {
   int32_t projected_width = 0;                       // of a GDN layer
   const StepSequence* sequence = nullptr;
   size_t slot_floats = 0;
+  size_t log_parts = 0;
+  int32_t log_tokens = 0;  // so many tokens go into the logs before the states are written; 0: there are no logs
   float eps = 0;
   Activations a;
   TokenWords* words = nullptr;
