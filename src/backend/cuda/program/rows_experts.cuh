@@ -17,7 +17,7 @@ inline constexpr int kUpTiles = token::kExpertWidth / 8;  // of an expert
 // tiles by its place; the others go one by one to whoever is ready, since some processors have a slower way to memory:
 // `next_tile` counts on by one for each of these, and by one for each block that finds none left.
 struct UpTiles {
-  static constexpr int kGiven = 3;  // tiles of a block by its place
+  static constexpr int kGiven = 4;  // tiles of a block by its place
   int total, shared_out;
   __device__ __forceinline__ explicit UpTiles(int items)
       : total((items - 1) * kUpTiles), shared_out(max(0, total - kGiven * kBlocks)) {}
