@@ -152,10 +152,10 @@ void CudaBackend::allocate_slots() {
 
 void CudaBackend::allocate_state(const StateMemoryPlan& plan) {
   check(recurrent_.slots() == 0, "allocate_state is called once");
-  // Programs of several rows keep logs.
-  const bool logs = mechanisms_.state_log && rows_words_.size() > 0;
+  // Programs of several rows keep logs; a step has no more sequences than heads.
+  const bool logs = mechanisms_.state_log && rows_words_.size() > 0 && options_.max_heads > 1;
   recurrent_.allocate(plan.recurrent_slots,
-                      logs ? std::min({plan.recurrent_slots, options_.max_rows, kMostProgramRows}) : 0, stream_.get());
+                      logs ? std::min({plan.recurrent_slots, options_.max_heads, kMostProgramRows}) : 0, stream_.get());
   kv_.allocate(plan.kv_pages, stream_.get());
 }
 
@@ -211,7 +211,8 @@ void CudaBackend::build_block(const Batch& batch, InFlight& to) {
   step_slots_.clear();
   for (const SequenceRows& s : batch.sequences) step_slots_.push_back(s.recurrent_slot);
   step_logs_.assign(sequences, 0);
-  keeps_logs_ = in_rows_program(static_cast<int>(rows), static_cast<int>(sequences)) && recurrent_.logs() > 0;
+  keeps_logs_ = in_rows_program(static_cast<int>(rows), static_cast<int>(sequences)) &&
+                sequences <= static_cast<size_t>(recurrent_.logs());
   if (keeps_logs_) recurrent_.open_logs(step_slots_, step_logs_, stream_.get());
   if (!keeps_logs_)
     for (const int slot : step_slots_) recurrent_.settle(slot, stream_.get());

@@ -46,7 +46,7 @@ struct Mechanisms {
   bool expert_list =
       true;  // an expert's weights are read once for the rows that chose it (7..32 rows, outside programs)
   bool token_program = true;  // one row's stages, from layer to layer, as one kernel (decode, Hopper, the real shape)
-  bool rows_program = true;   // the same for two to 24 sequences
+  bool rows_program = true;   // the same for two to 32 sequences
   bool state_log = true;      // a state is written once for four tokens (in programs of several rows)
   bool fused_gdn = true;      // one kernel for a GDN token (decode)
   bool weight_stream = true;  // weights wait in shared memory for the activations (decode, Hopper); else in registers
@@ -124,8 +124,8 @@ class CudaBackend final : public Backend {
 
   // Forces recorded work out and runs the rest of the step as it comes, for whoever looks between stages.
   void require_eager();
-  // Up to here programs of eight rows each are faster than a kernel a stage for all rows.
-  static constexpr int kMostProgramRows = 24;
+  // Of a step that runs as programs, of at most eight rows each.
+  static constexpr int kMostProgramRows = 32;
   // One row, or one of each of a few sequences, of the shape that the programs are written for.
   bool in_program() const {
     if (step_.rows == 1) return token_words_.size() > 0;

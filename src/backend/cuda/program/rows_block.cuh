@@ -21,7 +21,7 @@ inline constexpr int kConsumerRegisters = 112, kOtherRegisters = 32;
 inline constexpr int kSlots = 8;
 // Slots on their way at a time: as many as keep memory busy while the experts' weights come; fewer while the blocks
 // exchange activations, which would queue up behind them.
-inline constexpr int kInFlight = 2, kInFlightExperts = 4, kInFlightStates = 4;
+inline constexpr int kInFlight = 2, kInFlightExperts = 4;
 inline constexpr int kChunkInputs = kChunkGroups * kGroup;
 inline constexpr int kDownItems = kGroups / kDownGroups;  // of a slot
 inline constexpr float kRowScale = 16;

@@ -42,12 +42,10 @@ class Producer {
 #pragma unroll 1
         for (int i = 0; i < kGdnTiles; ++i)
           tile(p.weights, at.first_column(i / 2, b_.program.z_column) / kTileRows + i % 2);
-        in_flight_ = kInFlightStates;
 #pragma unroll 1
         for (int row = 0; row < b_.rows; ++row)
           state(p.state + __shfl_sync(0xffffffffu, state_at_, row) + at.state(),
                 p.log + __shfl_sync(0xffffffffu, log_at_, row));
-        in_flight_ = kInFlight;
         return;
       }
       case TokenPhaseKind::kProject: {
