@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "backend/create.h"
 #include "backend/weights_outline.h"
@@ -321,95 +322,161 @@ TEST_F(CudaProgram, APlaceAmongTheRowsDoesNotMatter) {
   EXPECT_EQ(forwards, backwards);
 }
 
-// Sequences of a few slots that come, go, are copied and moved, with logs of their states and without: the first layer's
-// states, which depend on little else, and the tokens' convolution.
+// Sequences that come, go, are copied, moved and looked at, with logs of their states and without. The first layer's states
+// depend on little else; those of later layers also on ties between experts, so of them only gross faults show.
 class CudaLogs : public CudaProgram {
  protected:
-  static constexpr int kSlots = 5, kMostRows = 3;  // so there are three logs
   struct States {
     std::vector<float> state, conv;
   };
 
   class Sequences {
    public:
-    Sequences(const CudaLogs& test, std::vector<std::string> ablate) : shape_(test.shape_) {
+    // There are as many logs as there may be rows.
+    Sequences(const CudaLogs& test, int slots, int rows, std::vector<std::string> ablate)
+        : shape_(test.shape_), positions_(static_cast<size_t>(slots)), pages_(static_cast<size_t>(slots)) {
       BackendOptions options;
-      options.max_rows = options.max_heads = kMostRows;
+      options.max_rows = options.max_heads = rows;
       options.ablate = std::move(ablate);
       backend_ = create_cuda_backend(shape_, test.weights_, options);
-      backend_->allocate_state({kSlots, kSlots});
-      for (int slot = 0; slot < kSlots; ++slot) clear(slot);
+      backend_->allocate_state({slots, slots});
+      for (int slot = 0; slot < slots; ++slot) {
+        clear(slot);
+        pages_[static_cast<size_t>(slot)] = slot;
+      }
     }
+    Backend& backend() { return *backend_; }
     void clear(int slot) {
       backend_->clear_recurrent(slot);
-      positions_[slot] = 0;
+      position(slot) = 0;
     }
     // `count` steps of a token of each slot.
     void step(const std::vector<int>& slots, int count) {
       for (; count > 0; --count) {
-        std::vector<TokenId> tokens;
-        std::vector<SequenceRows> sequences;
-        for (const int slot : slots) {
-          tokens.push_back((31 * slot + 797 * positions_[slot]) % 4096);
-          sequences.push_back({slot, std::span(&pages_[slot], 1), positions_[slot]++, 1});
-        }
-        Batch batch;
-        batch.tokens = tokens;
-        batch.sequences = sequences;
-        backend_->wait(forward(*backend_, shape_, batch));
+        fill(slots);
+        backend_->wait(forward(*backend_, shape_, batch_));
       }
+    }
+    // A step of which somebody looks at the first layer's projection, and at a state while it goes on.
+    void look(const std::vector<int>& slots) {
+      fill(slots);
+      Backend& b = *backend_;
+      b.begin(batch_);
+      b.embed();
+      for (int layer = 0; layer < shape_.layers(); ++layer) {
+        if (shape_.layer_kinds[static_cast<size_t>(layer)] == LayerKind::kGatedDeltaNet) {
+          b.project_gdn(layer);
+          if (layer == 0) {
+            std::vector<float> out(static_cast<size_t>(slot_width(Slot::kGdnQkv, shape_)) * slots.size());
+            b.read_slot(Slot::kGdnQkv, out);
+          }
+          b.mix_gdn(layer);
+        } else {
+          b.project_attention(layer);
+          b.prepare_attention(layer);
+          b.attend(layer);
+        }
+        b.project_residual(layer);
+        b.route(layer);
+        b.group_rows(layer);
+        b.experts_up(layer);
+        b.experts_down(layer);
+        if (layer == 1) {
+          std::vector<float> out(static_cast<size_t>(slot_width(Slot::kResidual, shape_)) * slots.size());
+          b.read_slot(Slot::kResidual, out);
+          read(0, slots[0]);
+        }
+      }
+      b.wait(b.submit());
     }
     void copy(int from, int to) {
       backend_->copy_recurrent(from, to);
-      backend_->copy_kv_page(from, to, positions_[from]);
-      positions_[to] = positions_[from];
+      backend_->copy_kv_page(from, to, position(from));
+      position(to) = position(from);
     }
     void move(int from, int to) {
       std::vector<std::byte> slot(backend_->recurrent_slot_bytes());
       backend_->export_recurrent(from, slot);
-      clear(from);
       backend_->import_recurrent(to, slot);
       backend_->copy_kv_page(from, to, kKvPageRows);
-      positions_[to] = positions_[from];
+      position(to) = position(from);
+      clear(from);
     }
-    States read(int slot) {
+    States read(int layer, int slot) {
       States s{std::vector<float>(static_cast<size_t>(shape_.gdn_value_heads) * kGdnHeadDim * kGdnHeadDim),
                std::vector<float>(3 * static_cast<size_t>(shape_.gdn_conv_width()))};
-      backend_->read_gdn_state(0, slot, s.state, s.conv);
+      backend_->read_gdn_state(layer, slot, s.state, s.conv);
       return s;
     }
 
    private:
+    int& position(int slot) { return positions_[static_cast<size_t>(slot)]; }
+    void fill(const std::vector<int>& slots) {
+      tokens_.clear();
+      sequences_.clear();
+      for (const int slot : slots) {
+        tokens_.push_back((31 * slot + 797 * position(slot)) % 4096);
+        sequences_.push_back({slot, std::span(&pages_[static_cast<size_t>(slot)], 1), position(slot)++, 1});
+      }
+      batch_.tokens = tokens_;
+      batch_.sequences = sequences_;
+    }
+
     const ModelShape& shape_;
+    std::vector<int> positions_;
+    std::vector<int32_t> pages_;
+    std::vector<TokenId> tokens_;
+    std::vector<SequenceRows> sequences_;
+    Batch batch_;
     std::unique_ptr<Backend> backend_;
-    int positions_[kSlots] = {};
-    const int32_t pages_[kSlots] = {0, 1, 2, 3, 4};
   };
 
   template <class Script>
-  void expect_same(const Script& script, const std::string& what) {
-    Sequences with(*this, {}), without(*this, {"state-log"});
+  void expect_same(int slots, int rows, const Script& script, const std::string& what) {
+    Sequences with(*this, slots, rows, {}), without(*this, slots, rows, {"state-log"});
     script(with);
     script(without);
-    for (int slot = 0; slot < kSlots; ++slot) {
-      const States a = with.read(slot), b = without.read(slot);
-      EXPECT_EQ(a.conv, b.conv) << what << ", slot " << slot;
-      if (std::any_of(b.state.begin(), b.state.end(), [](float v) { return v != 0; })) {
-        EXPECT_LT(relative_error(a.state, b.state), 1e-5) << what << ", slot " << slot;
-      } else {
-        EXPECT_EQ(a.state, b.state) << what << ", slot " << slot;
+    double worst[3] = {};
+    for (int layer = 0; layer < 3; ++layer) {
+      for (int slot = 0; slot < slots; ++slot) {
+        const std::string where = what + ", layer " + std::to_string(layer) + ", slot " + std::to_string(slot);
+        const States a = with.read(layer, slot), b = without.read(layer, slot);
+        const bool empty = std::all_of(b.state.begin(), b.state.end(), [](float v) { return v == 0; });
+        if (layer == 0) {
+          EXPECT_EQ(a.conv, b.conv) << where;
+        }
+        if (empty) {
+          EXPECT_EQ(a.state, b.state) << where;
+          continue;
+        }
+        const double error = relative_error(a.state, b.state);
+        EXPECT_LT(error, layer == 0 ? 1e-5 : 0.25) << where;
+        worst[layer] = std::max(worst[layer], error);
       }
     }
+    for (int layer = 0; layer < 3; ++layer)
+      RecordProperty("layer" + std::to_string(layer), std::to_string(worst[layer]));
+  }
+  static std::vector<int> first_slots(int count) {
+    std::vector<int> slots(static_cast<size_t>(count));
+    std::iota(slots.begin(), slots.end(), 0);
+    return slots;
   }
 };
 
 TEST_F(CudaLogs, AStateIsWhatItWouldBeAfterAnyNumberOfTokens) {
   for (int steps = 1; steps <= 10; ++steps)
-    expect_same([&](Sequences& s) { s.step({0, 1, 2}, steps); }, std::to_string(steps) + " steps");
+    expect_same(
+        3, 3,
+        [&](Sequences& s) {
+          s.step({0, 1, 2}, steps);
+        },
+        std::to_string(steps) + " steps");
 }
 
 TEST_F(CudaLogs, SequencesComeAndGo) {
   expect_same(
+      5, 3,
       [](Sequences& s) {
         s.step({0, 1}, 2);
         s.step({2, 0, 1}, 3);  // logs of different lengths
@@ -422,13 +489,38 @@ TEST_F(CudaLogs, SequencesComeAndGo) {
       "coming and going");
 }
 
+// Eight rows of which some are written and some are not; several programs a step.
+TEST_F(CudaLogs, ManySequences) {
+  expect_same(
+      11, 11,
+      [](Sequences& s) {
+        s.step({0, 1, 2}, 1);
+        s.step({3, 4, 0, 5, 1, 6, 7, 2}, 1);
+        s.step({7, 6, 5, 4}, 1);
+        s.step(first_slots(8), 4);
+        s.step({10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0}, 3);
+        s.step(first_slots(11), 2);
+      },
+      "up to eleven rows");
+  expect_same(
+      32, 32,
+      [](Sequences& s) {
+        s.step({30, 31, 0, 17}, 2);
+        s.step(first_slots(32), 6);
+        s.step(first_slots(25), 1);
+      },
+      "up to 32 rows");
+}
+
 TEST_F(CudaLogs, StatesAreCopiedMovedAndCleared) {
   expect_same(
+      5, 3,
       [](Sequences& s) {
         s.step({0, 1}, 2);
         s.copy(0, 3);
         s.step({3, 1}, 2);
         s.copy(3, 1);  // over a slot that has a log
+        s.copy(0, 0);
         s.step({0, 1, 3}, 1);
         s.move(3, 2);
         s.clear(1);
@@ -437,6 +529,23 @@ TEST_F(CudaLogs, StatesAreCopiedMovedAndCleared) {
         s.step({0, 1}, 2);
       },
       "copied, moved and cleared");
+}
+
+TEST_F(CudaLogs, StatesAreReadAndWrittenInBetween) {
+  expect_same(
+      4, 3,
+      [](Sequences& s) {
+        s.step({0, 1, 2}, 2);
+        s.look({0, 1, 2});
+        s.step({1, 3}, 2);
+        s.look({3, 0});
+        s.step({0, 1, 2}, 1);
+        States other = s.read(0, 1);
+        for (float& v : other.state) v *= 0.5f;
+        s.backend().write_gdn_state(0, 1, other.state, other.conv);
+        s.step({0, 1, 2}, 3);
+      },
+      "looked at");
 }
 
 TEST_F(CudaStep, AnUnknownMechanismIsNamed) {

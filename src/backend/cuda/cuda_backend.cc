@@ -209,13 +209,18 @@ void CudaBackend::build_block(const Batch& batch, InFlight& to) {
   if (to.block.size() < block_.size()) to.block = PinnedArray<std::byte>(block_.size(), "page-locked step parameters");
 
   step_slots_.clear();
-  for (const SequenceRows& s : batch.sequences) step_slots_.push_back(s.recurrent_slot);
+  for (const SequenceRows& s : batch.sequences) {
+    check(s.recurrent_slot >= 0 && s.recurrent_slot < recurrent_.slots(), "a valid slot");
+    step_slots_.push_back(s.recurrent_slot);
+  }
   step_logs_.assign(sequences, 0);
   keeps_logs_ = in_rows_program(static_cast<int>(rows), static_cast<int>(sequences)) &&
                 sequences <= static_cast<size_t>(recurrent_.logs());
-  if (keeps_logs_) recurrent_.open_logs(step_slots_, step_logs_, stream_.get());
-  if (!keeps_logs_)
+  if (keeps_logs_) {
+    recurrent_.open_logs(step_slots_, step_logs_, stream_.get());
+  } else {
     for (const int slot : step_slots_) recurrent_.settle(slot, stream_.get());
+  }
 
   std::byte* host = to.block.data();
   auto* word = reinterpret_cast<int32_t*>(host + at.words);
@@ -226,7 +231,7 @@ void CudaBackend::build_block(const Batch& batch, InFlight& to) {
   cached_bytes_ = 0;
   for (size_t s = 0; s < sequences; ++s) {
     const SequenceRows& from = batch.sequences[s];
-    check(from.rows > 0 && from.recurrent_slot >= 0 && from.recurrent_slot < recurrent_.slots(), "a valid sequence");
+    check(from.rows > 0, "a sequence has rows");
     check(static_cast<int>(from.kv_pages.size()) * kKvPageRows >= from.position + from.rows, "pages for every row");
     const StepSequence sequence{from.recurrent_slot, first_row, from.rows, from.position, word_count, step_logs_[s]};
     std::memcpy(host + at.sequences + s * sizeof sequence, &sequence, sizeof sequence);
@@ -332,6 +337,7 @@ void CudaBackend::end_recording(bool keep) {
   const cudaError_t status = cudaStreamEndCapture(stream_.get(), &captured);
   if (status != cudaSuccess && !keep) {  // what cut the step short spoilt the recording too; it has been told
     (void)cudaGetLastError();
+    recurrent_.forget_logs(stream_.get());  // some of what was to happen to them was recorded
     return;
   }
   cuda_check(status, "record a step");

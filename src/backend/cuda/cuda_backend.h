@@ -69,33 +69,33 @@ class CudaBackend final : public Backend {
   void allocate_state(const StateMemoryPlan& plan) override;
   size_t recurrent_slot_bytes() const override { return recurrent_.slot_bytes(); }
   size_t kv_page_bytes() const override { return kv_.page_bytes(); }
-  void clear_recurrent(int slot) override { recurrent_.clear(slot, stream_.get()); }
-  void copy_recurrent(int from, int to) override { recurrent_.copy(from, to, stream_.get()); }
-  void copy_kv_page(int from, int to, int /*rows*/) override { kv_.copy(from, to, stream_.get()); }
+  void clear_recurrent(int slot) override { recurrent_.clear(slot, state_stream()); }
+  void copy_recurrent(int from, int to) override { recurrent_.copy(from, to, state_stream()); }
+  void copy_kv_page(int from, int to, int /*rows*/) override { kv_.copy(from, to, state_stream()); }
   void set_token_counts(int slot, std::span<const TokenId> prompt, std::span<const TokenId> generated) override {
-    recurrent_.set_counts(slot, prompt, generated, stream_.get());
+    recurrent_.set_counts(slot, prompt, generated, state_stream());
   }
   std::string state_layout() const override { return "cuda-2"; }
   void export_recurrent(int slot, std::span<std::byte> out) override {
-    recurrent_.export_slot(slot, out, stream_.get());
+    recurrent_.export_slot(slot, out, state_stream());
   }
   void import_recurrent(int slot, std::span<const std::byte> in) override {
-    recurrent_.import_slot(slot, in, stream_.get());
+    recurrent_.import_slot(slot, in, state_stream());
   }
-  void export_kv_page(int page, std::span<std::byte> out) override { kv_.export_page(page, out, stream_.get()); }
-  void import_kv_page(int page, std::span<const std::byte> in) override { kv_.import_page(page, in, stream_.get()); }
+  void export_kv_page(int page, std::span<std::byte> out) override { kv_.export_page(page, out, state_stream()); }
+  void import_kv_page(int page, std::span<const std::byte> in) override { kv_.import_page(page, in, state_stream()); }
   void read_gdn_state(int layer, int slot, std::span<float> state, std::span<float> conv) override {
-    recurrent_.read(index_in_kind_[static_cast<size_t>(layer)], slot, state, conv, stream_.get());
+    recurrent_.read(index_in_kind_[static_cast<size_t>(layer)], slot, state, conv, state_stream());
   }
   void write_gdn_state(int layer, int slot, std::span<const float> state, std::span<const float> conv) override {
-    recurrent_.write(index_in_kind_[static_cast<size_t>(layer)], slot, state, conv, stream_.get());
+    recurrent_.write(index_in_kind_[static_cast<size_t>(layer)], slot, state, conv, state_stream());
   }
   void read_kv(int layer, std::span<const int32_t> pages, int rows, std::span<float> k, std::span<float> v) override {
-    kv_.read(index_in_kind_[static_cast<size_t>(layer)], pages, rows, k, v, stream_.get());
+    kv_.read(index_in_kind_[static_cast<size_t>(layer)], pages, rows, k, v, state_stream());
   }
   void write_kv(int layer, std::span<const int32_t> pages, int rows, std::span<const float> k,
                 std::span<const float> v) override {
-    kv_.write(index_in_kind_[static_cast<size_t>(layer)], pages, rows, k, v, stream_.get());
+    kv_.write(index_in_kind_[static_cast<size_t>(layer)], pages, rows, k, v, state_stream());
   }
 
   double probe_read_bandwidth() override { return cuda::probe_read_bandwidth(device_, stream_.get()); }
@@ -158,6 +158,12 @@ class CudaBackend final : public Backend {
   void allocate_slots();
   void build_block(const Batch& batch, InFlight& to);
   void end_recording(bool keep);
+  // The stream, for whoever is after the sequences' state: what has been recorded runs first, since an exception may have cut
+  // a step short, and state that changes in a recording would not have changed.
+  cudaStream_t state_stream() {
+    if (mode_ == Mode::kRecording) end_recording(false);
+    return stream_.get();
+  }
   void end_profiling();
   // Tells the profiler, if there is one, what a stage's kernels have to move.
   void count_bytes(double bytes) {

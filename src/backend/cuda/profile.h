@@ -14,7 +14,7 @@ class StepProfiler {
   void add_bytes(cudaStream_t stream, double bytes);
 
   // Times the kernels of the finished capture, a chain of nodes: for each function, its launches alone, one behind the
-  // other as in the step (dependent launch included), the median of ten replays. They work on the step's memory, so the
+  // other as in the step (dependent launch included), the mean of twelve replays. They work on the step's memory, so the
   // sequences' states and the activations are undefined afterwards. Bytes go to the first kernel behind add_bytes().
   std::vector<KernelTime> measure(cudaGraph_t graph, cudaStream_t stream) const;
 

@@ -56,7 +56,7 @@ void CudaBackend::run_program() {
   program_.sequence = step_.sequences;
   program_.slot_floats = recurrent_.slot_floats();
   program_.log_parts = recurrent_.log_parts();
-  program_.log_tokens = keeps_logs_ ? kLogTokens : 0;
+  program_.keeps_logs = keeps_logs_;
   program_.eps = shape_.rms_eps;
   program_.a = slots_;
   count_bytes(std::exchange(program_bytes_, 0));
@@ -180,8 +180,10 @@ void CudaBackend::settle_projection() {
 }
 
 void CudaBackend::mix_gdn(int index) {
-  const double state_bytes =
-      2.0 * sizeof(float) * step_.sequence_count * shape_.gdn_value_heads * kGdnHeadDim * kGdnHeadDim;
+  const double state = 1.0 * sizeof(float) * step_.sequence_count * shape_.gdn_value_heads * kGdnHeadDim * kGdnHeadDim;
+  // In and out; with a log, of kLogTokens / 2 tokens on average, out with the last of each kLogTokens + 1 only.
+  const double log_share = static_cast<double>(sizeof(StateLog)) / (kStatePartFloats * sizeof(float));
+  const double state_bytes = state * (keeps_logs_ ? 1 + log_share + (1 + log_share) / (kLogTokens + 1) : 2.0);
   if (pending_projection_ == index && in_program()) {
     const LayerOnDevice& l = layer(index);
     pending_projection_ = -1;
@@ -202,10 +204,10 @@ void CudaBackend::mix_gdn(int index) {
   }
   settle();
   count_bytes(state_bytes);
-  bool behind = false;  // a state, because layers in front went through a program
+  // Somebody looks between the stages of a step that keeps logs: the states are behind.
   if (keeps_logs_)
-    for (const int slot : step_slots_) behind |= recurrent_.apply_log(slot, stream_.get());
-  const Launch launch = behind ? launch_after_any() : launch_;
+    for (const int slot : step_slots_) recurrent_.apply_log(slot, stream_.get());
+  const Launch launch = keeps_logs_ ? launch_after_any() : launch_;
   const bool one_row_each = step_.rows == step_.sequence_count;
   if (one_row_each && mechanisms_.fused_gdn && gdn_decode_fits(device_, shape_.gdn_key_heads, shape_.gdn_value_heads)) {
     gdn_decode(launch, gdn_params(index));

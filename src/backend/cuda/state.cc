@@ -33,9 +33,9 @@ RecurrentPool::RecurrentPool(const ModelShape& shape)
 
 void RecurrentPool::allocate(int slots, int logs, cudaStream_t stream) {
   slots_ = slots;
-  slot_of_log_.assign(static_cast<size_t>(logs), -1);
+  slot_of_log_.assign(static_cast<size_t>(logs), std::nullopt);
   logs_ = DeviceArray<StateLog>(slot_of_log_.size() * log_parts(), "memory for logs of recurrent states");
-  if (logs > 0) cuda_check(cudaMemsetAsync(logs_.data(), 0, logs_.size_bytes(), stream), "clear logs");
+  forget_logs(stream);
   const auto n = static_cast<size_t>(slots);
   state_ = DeviceArray<float>(n * slot_floats(), "memory for recurrent states");
   counts_ = DeviceArray<TokenCount>(n * vocab_, "memory for token counts");
@@ -47,51 +47,52 @@ size_t RecurrentPool::slot_bytes() const {
   return slot_floats() * sizeof(float) + vocab_ * sizeof(TokenCount) + sizeof(TokenId);
 }
 
-int RecurrentPool::log_of(int slot) const {
-  const auto found = std::find(slot_of_log_.begin(), slot_of_log_.end(), slot);
-  return found == slot_of_log_.end() ? -1 : static_cast<int>(found - slot_of_log_.begin());
+std::optional<size_t> RecurrentPool::log_of(int slot) const {
+  const auto found = std::find(slot_of_log_.begin(), slot_of_log_.end(), std::optional(slot));
+  if (found == slot_of_log_.end()) return std::nullopt;
+  return static_cast<size_t>(found - slot_of_log_.begin());
 }
 
 void RecurrentPool::open_logs(std::span<const int> slots, std::span<int> logs, cudaStream_t stream) {
   check(slots.size() <= slot_of_log_.size(), "a log for each of a step's slots");
-  const auto in_step = [&](int slot) { return std::find(slots.begin(), slots.end(), slot) != slots.end(); };
+  const auto can_go = [&](const std::optional<int>& slot) {
+    return !slot || std::find(slots.begin(), slots.end(), *slot) == slots.end();
+  };
   for (size_t i = 0; i < slots.size(); ++i) {
-    int log = log_of(slots[i]);
-    if (log < 0) log = log_of(-1);
-    for (int other = 0; log < 0; ++other) {
-      const int slot = slot_of_log_[static_cast<size_t>(other)];
-      if (in_step(slot)) continue;
-      settle(slot, stream);
-      log = other;
+    std::optional<size_t> log = log_of(slots[i]);
+    if (!log) {
+      auto other = std::find(slot_of_log_.begin(), slot_of_log_.end(), std::nullopt);
+      if (other == slot_of_log_.end()) other = std::find_if(slot_of_log_.begin(), slot_of_log_.end(), can_go);
+      if (*other) settle(**other, stream);
+      *other = slots[i];
+      log = static_cast<size_t>(other - slot_of_log_.begin());
     }
-    slot_of_log_[static_cast<size_t>(log)] = slots[i];
-    logs[i] = log;
+    logs[i] = static_cast<int>(*log);
   }
 }
 
-bool RecurrentPool::apply_log(int slot, cudaStream_t stream) {
-  const int log = log_of(slot);
-  if (log < 0) return false;
-  apply_logs(slot_state(slot), layer_floats(), logs_.data() + static_cast<size_t>(log) * log_parts(), layers_,
-             static_cast<int>(parts()), stream);
-  return true;
+void RecurrentPool::apply_log(int slot, cudaStream_t stream) {
+  if (const auto index = log_of(slot))
+    apply_logs(slot_state(slot), layer_floats(), log(*index), layers_, static_cast<int>(parts()), stream);
 }
 
 void RecurrentPool::settle(int slot, cudaStream_t stream) {
-  if (apply_log(slot, stream)) slot_of_log_[static_cast<size_t>(log_of(slot))] = -1;
+  apply_log(slot, stream);
+  if (const auto index = log_of(slot)) slot_of_log_[*index] = std::nullopt;
 }
 
-void RecurrentPool::drop_log(int slot, cudaStream_t stream) {
-  const int log = log_of(slot);
-  if (log < 0) return;
-  cuda_check(
-      cudaMemsetAsync(logs_.data() + static_cast<size_t>(log) * log_parts(), 0, log_parts() * sizeof(StateLog), stream),
-      "clear a log");
-  slot_of_log_[static_cast<size_t>(log)] = -1;
+void RecurrentPool::empty_log(int slot, cudaStream_t stream) {
+  if (const auto index = log_of(slot))
+    cuda_check(cudaMemsetAsync(log(*index), 0, log_parts() * sizeof(StateLog), stream), "clear a log");
+}
+
+void RecurrentPool::forget_logs(cudaStream_t stream) {
+  std::fill(slot_of_log_.begin(), slot_of_log_.end(), std::nullopt);
+  if (logs_) cuda_check(cudaMemsetAsync(logs_.data(), 0, logs_.size_bytes(), stream), "clear logs");
 }
 
 void RecurrentPool::clear(int slot, cudaStream_t stream) {
-  drop_log(slot, stream);
+  empty_log(slot, stream);
   cuda_check(cudaMemsetAsync(slot_state(slot), 0, slot_floats() * sizeof(float), stream), "clear a recurrent state");
   cuda_check(cudaMemsetAsync(slot_counts(slot), 0, vocab_ * sizeof(TokenCount), stream), "clear token counts");
   cuda_check(cudaMemsetAsync(last_picked_.data() + slot, 0, sizeof(TokenId), stream), "clear the picked token");
@@ -99,8 +100,8 @@ void RecurrentPool::clear(int slot, cudaStream_t stream) {
 
 void RecurrentPool::copy(int from, int to, cudaStream_t stream) {
   if (from == to) return;
-  settle(from, stream);
-  drop_log(to, stream);
+  apply_log(from, stream);
+  empty_log(to, stream);
   constexpr auto kKind = cudaMemcpyDeviceToDevice;
   cuda_check(cudaMemcpyAsync(slot_state(to), slot_state(from), slot_floats() * sizeof(float), kKind, stream),
              "copy a recurrent state");
@@ -123,7 +124,7 @@ void RecurrentPool::set_counts(int slot, std::span<const TokenId> prompt, std::s
 
 void RecurrentPool::export_slot(int slot, std::span<std::byte> out, cudaStream_t stream) {
   check(out.size() == slot_bytes(), "size of an exported recurrent slot");
-  settle(slot, stream);
+  apply_log(slot, stream);
   const size_t a = slot_floats() * sizeof(float), b = vocab_ * sizeof(TokenCount);
   constexpr auto kKind = cudaMemcpyDeviceToHost;
   copy_now(out.data(), slot_state(slot), a, kKind, stream);
@@ -133,7 +134,7 @@ void RecurrentPool::export_slot(int slot, std::span<std::byte> out, cudaStream_t
 
 void RecurrentPool::import_slot(int slot, std::span<const std::byte> in, cudaStream_t stream) {
   check(in.size() == slot_bytes(), "size of an imported recurrent slot");
-  drop_log(slot, stream);
+  empty_log(slot, stream);
   const size_t a = slot_floats() * sizeof(float), b = vocab_ * sizeof(TokenCount);
   constexpr auto kKind = cudaMemcpyHostToDevice;
   copy_now(slot_state(slot), in.data(), a, kKind, stream);
@@ -143,7 +144,7 @@ void RecurrentPool::import_slot(int slot, std::span<const std::byte> in, cudaStr
 
 void RecurrentPool::read(int gdn_layer, int slot, std::span<float> state, std::span<float> conv, cudaStream_t stream) {
   check(state.size() == gdn_floats_ && conv.size() == conv_floats_, "size of a GDN state");
-  settle(slot, stream);
+  apply_log(slot, stream);
   const float* from = layer(gdn_layer) + static_cast<size_t>(slot) * slot_floats();
   std::vector<float> raw(gdn_floats_);
   copy_now(raw.data(), from, state.size_bytes(), cudaMemcpyDeviceToHost, stream);
@@ -154,7 +155,7 @@ void RecurrentPool::read(int gdn_layer, int slot, std::span<float> state, std::s
 void RecurrentPool::write(int gdn_layer, int slot, std::span<const float> state, std::span<const float> conv,
                           cudaStream_t stream) {
   check(state.size() == gdn_floats_ && conv.size() == conv_floats_, "size of a GDN state");
-  settle(slot, stream);
+  apply_log(slot, stream);
   float* to = layer(gdn_layer) + static_cast<size_t>(slot) * slot_floats();
   std::vector<float> raw(gdn_floats_);
   for (size_t i = 0; i < gdn_floats_; ++i) raw[place_of(i)] = state[i];

@@ -1,5 +1,6 @@
 #pragma once
 // RecurrentPool and KvPool: the device memory behind recurrent slots and KV pages.
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -31,10 +32,12 @@ class RecurrentPool {
   // The log of each of a step's slots, for a step that keeps logs; opened if there was none, for which that of a slot that is
   // not in this step may be settled. There are as many logs as such a step has slots, or more.
   void open_logs(std::span<const int> slots, std::span<int> logs, cudaStream_t stream);
-  // Brings a slot's states up to its log, if it has one, and closes that.
+  // Brings a slot's states up to its log, if it has one, and closes that: not in the middle of a step that keeps logs.
   void settle(int slot, cudaStream_t stream);
-  // The same, but the log stays open. False if there is none.
-  bool apply_log(int slot, cudaStream_t stream);
+  // The same, but the log stays open.
+  void apply_log(int slot, cudaStream_t stream);
+  // For when it is not known what has reached the device: all logs are empty and closed; their tokens are lost.
+  void forget_logs(cudaStream_t stream);
   int logs() const { return static_cast<int>(slot_of_log_.size()); }
   // The logs of a layer's parts in log 0; logs are log_parts() apart.
   StateLog* layer_log(int gdn_layer) const { return logs_.data() + static_cast<size_t>(gdn_layer) * parts(); }
@@ -52,20 +55,20 @@ class RecurrentPool {
   size_t layer_floats() const { return gdn_floats_ + conv_floats_; }
   float* slot_state(int slot) const { return state_.data() + static_cast<size_t>(slot) * slot_floats(); }
   TokenCount* slot_counts(int slot) const { return counts_.data() + static_cast<size_t>(slot) * vocab_; }
+  size_t parts() const { return gdn_floats_ / kStatePartFloats; }  // of a layer's state
+  StateLog* log(size_t index) const { return logs_.data() + index * log_parts(); }
+  std::optional<size_t> log_of(int slot) const;
+  // What is in the slot's log no longer matters.
+  void empty_log(int slot, cudaStream_t stream);
 
   int layers_ = 0;
   size_t vocab_ = 0;
   size_t gdn_floats_ = 0;
   size_t conv_floats_ = 0;
-  size_t parts() const { return gdn_floats_ / kStatePartFloats; }  // of a layer's state
-  int log_of(int slot) const;                                      // or -1
-  // What is in the log no longer matters.
-  void drop_log(int slot, cudaStream_t stream);
-
   int slots_ = 0;
   DeviceArray<float> state_;
   DeviceArray<StateLog> logs_;
-  std::vector<int> slot_of_log_;  // or -1
+  std::vector<std::optional<int>> slot_of_log_;
   DeviceArray<TokenCount> counts_;
   DeviceArray<TokenId> last_picked_;
 };

@@ -2,8 +2,8 @@
 // A log of a recurrent state's last changes: the state in memory stays as it was for some tokens, of which the log has what
 // the delta rule adds, and is written once for all of them. Reading both is as good as reading the state.
 //
-// Of all bytes of a step of eight sequences the states are a sixth, half of that for writing them; so programs of several
-// rows (program/rows_gdn.cuh) keep logs. Everything else first calls RecurrentPool::settle().
+// Writing the states was a twelfth of the bytes of a step of eight sequences; so programs of several rows (program/rows_gdn.cuh)
+// keep logs. Whoever else works on a state first has its log applied (RecurrentPool).
 #include <cuda_runtime.h>
 
 #include <cstddef>

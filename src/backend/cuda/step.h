@@ -15,7 +15,7 @@ struct StepSequence {
   int32_t rows = 0;
   int32_t position = 0;     // of first_row
   int32_t page_offset = 0;  // its page table starts at pages[page_offset]
-  int32_t log = 0;          // of its states, if the step keeps logs
+  int32_t log = 0;          // of its states; means nothing if the step keeps none
 };
 
 struct StepHead {

@@ -105,6 +105,7 @@ struct BlockMemory {
   uint64_t listed;          // the experts, for the producer
   uint64_t calm;            // the logits are sent: no large exchange for a while
   uint64_t updated[kMost];  // a row's part of the state, in its slot
+  uint64_t stored;          // the storer has passed all rows of a GDN phase
   int state_slot[kMost];    // or -1: it is not written
   alignas(16) float residual[kMost][kTileRows];
   alignas(16) __half outgoing[kMost][kTileRows];
@@ -117,9 +118,10 @@ struct BlockMemory {
   Items items;
   // What goes on from phase to phase, as of a phase's start. In registers it would be put aside.
   uint32_t tags;
-  RingPlace place;      // of the consumers
-  uint32_t first_tile;  // where the phase starts to count its up tiles
-  int tile_of[kSlots];  // which up tile a slot has
+  uint32_t first_gdn_tag;  // at the launch's start; the tag of its n-th GDN phase differs from it if n is odd
+  RingPlace place;         // of the consumers
+  uint32_t first_tile;     // where the phase starts to count its up tiles
+  int tile_of[kSlots];     // which up tile a slot has
 };
 inline constexpr size_t kSharedBytes = size_t{kSlots} * kSlotBytes + sizeof(BlockMemory);
 static_assert(kSharedBytes <= 232448, "what a block may take");

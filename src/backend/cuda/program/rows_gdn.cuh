@@ -107,7 +107,7 @@ __device__ __forceinline__ bool recur(const Block& b, const TokenPhase& p, const
   // What the log adds to both sums, the last token first; `kept`: what is left since of a token's change, and at last of the
   // state in memory.
   const StateLog& log = *reinterpret_cast<const StateLog*>(slot + kStateBytes);
-  const int count = b.program.log_tokens > 0 ? log.entries[0].count : 0;
+  const int count = b.program.keeps_logs ? log.entries[0].count : 0;
   float4 memory_log = make_float4(0, 0, 0, 0), out_log = memory_log;
   float kept = 1;
 #pragma unroll 1
@@ -157,9 +157,9 @@ __device__ __forceinline__ bool recur(const Block& b, const TokenPhase& p, const
     }
   }
   // The log or the state last: the exchange would queue up behind it.
-  if (b.program.log_tokens > 0) {
+  if (b.program.keeps_logs) {
     StateLog& to = p.log[b.s.log_at[row] + static_cast<size_t>(block)];
-    if (count < b.program.log_tokens) {
+    if (count < kLogTokens) {
       if (warp % 2 == 0) {
         reinterpret_cast<float4*>(to.entries[count].key)[lane] = x;
         if (lane == 0) to.entries[count].decay = decay;
@@ -231,6 +231,8 @@ __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, R
       if (i % 2 == warp % 2) multiply_unit(area.units[i][chunk], slot, chunk, x, lane);
     });
   }
+  // Before this phase's rows are handed to the storer it must have done with those of the GDN phase in front, if there is one.
+  if (b.tid == 0) barrier_wait(&b.s.stored, tags.of(WordKind::kGdn) ^ b.s.first_gdn_tag);
   consumer_barrier();
 
   // What follows from each output alone.

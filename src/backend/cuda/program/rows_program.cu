@@ -95,7 +95,7 @@ class Producer {
   __device__ __forceinline__ void state(const float* from, const StateLog* log) {
     const RingPlace at = take();
     if (lane_ == 0) {
-      const bool logs = b_.program.log_tokens > 0;
+      const bool logs = b_.program.keeps_logs;
       uint64_t* full = &b_.s.full[at.slot];
       barrier_expect(full, kStateBytes + (logs ? static_cast<uint32_t>(sizeof(StateLog)) : 0));
       bulk_copy_part(b_.slot(at.slot), from, kStateBytes, full, read_once_);
@@ -176,9 +176,9 @@ class Producer {
   RingPlace landed_;  // the oldest slot that may still be on its way
 };
 
-// The storer, one thread: sends the rows' states back, if they are written, from their slots, which it passes for the two warps that have
-// used them. All blocks' states would hold up the two exchanges that follow, so only those go at once whose slots are
-// needed for the next weights; the others wait until the experts are being chosen.
+// The storer, one thread: sends the rows' states back, if they are written, from their slots, which it passes for the two
+// warps that have used them. All blocks' states would hold up the two exchanges that follow, so only those go at once whose
+// slots are needed for the next weights; the others wait until the experts are being chosen.
 __device__ __forceinline__ void store_states(const TokenProgram& program, int rows, std::byte* ring, BlockMemory& s) {
   // Slots that are needed until then: of the output projection and of the shared expert.
   constexpr int kNeeded = kOutSlots + 1;
@@ -202,6 +202,7 @@ __device__ __forceinline__ void store_states(const TokenProgram& program, int ro
       barrier_arrive(&s.empty[slot]);
       barrier_arrive(&s.empty[slot]);
     }
+    barrier_arrive(&s.stored);
     ++gdn_phases;
   }
   bulk_store_wait();
@@ -238,6 +239,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     barrier_init(&s.listed, 1);
     barrier_init(&s.calm, 1);
+    barrier_init(&s.stored, 1);
 #pragma unroll 1
     for (uint64_t& updated : s.updated) barrier_init(&updated, 2);
     fence_async_proxy();
@@ -252,7 +254,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     give_registers<kOtherRegisters>();
     if (threadIdx.x == kWorkers + 32) store_states(program, rows, ring, s);
     if (threadIdx.x >= kWorkers + 32) return;
-    // Weights and states depend on nothing, up to the choice of experts, which the consumers announce.
+    // Weights, states and logs depend on nothing, up to the choice of experts, which the consumers announce.
     const Block b(program, first_row, rows, words, ring);
     Producer producer(b);
 #pragma unroll 1
@@ -265,6 +267,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) s.first_tile = __ldcg(&words->first_tile);
   {
     RowsTags tags(__ldcg(&words->tags));
+    if (threadIdx.x == 0) s.first_gdn_tag = tags.of(WordKind::kGdn);
     const Block b(program, first_row, rows, words, ring);
     bring_norm(b, 0);
     consumer_barrier();

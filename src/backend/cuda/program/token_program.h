@@ -76,7 +76,7 @@ struct TokenProgram {
   const StepSequence* sequence = nullptr;
   size_t slot_floats = 0;
   size_t log_parts = 0;
-  int32_t log_tokens = 0;  // so many tokens go into the logs before the states are written; 0: there are no logs
+  bool keeps_logs = false;  // of the states; else the phases' logs and the sequences' places of them mean nothing
   float eps = 0;
   Activations a;
   TokenWords* words = nullptr;
@@ -88,8 +88,8 @@ bool token_program_runs(const DeviceInfo& device);
 // True if the layer has the shape that the kernel is written for.
 bool token_program_fits(const LayerOnDevice& layer);
 // Runs the phases in order. Reads and leaves slots as the stages do, except those that only a later stage of the same
-// program reads. A layer's states may be read before the kernels in front have ended: so a layer runs once in a step, and
-// something that is no kernel (the copy of the step's parameters) lies between steps.
+// program reads. A layer's states and their logs may be read before the kernels in front have ended: so a layer runs once in
+// a step, and something that is no kernel (the copy of the step's parameters) lies between steps.
 void run_token_program(const Launch& launch, const TokenProgram& program);
 
 }  // namespace calla::cuda
