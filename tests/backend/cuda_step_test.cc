@@ -333,10 +333,11 @@ class CudaLogs : public CudaProgram {
   class Sequences {
    public:
     // There are as many logs as there may be rows.
-    Sequences(const CudaLogs& test, int slots, int rows, std::vector<std::string> ablate)
+    Sequences(const CudaLogs& test, int slots, int rows, bool replay, std::vector<std::string> ablate)
         : shape_(test.shape_), positions_(static_cast<size_t>(slots)), pages_(static_cast<size_t>(slots)) {
       BackendOptions options;
       options.max_rows = options.max_heads = rows;
+      options.replay_steps = replay;
       options.ablate = std::move(ablate);
       backend_ = create_cuda_backend(shape_, test.weights_, options);
       backend_->allocate_state({slots, slots});
@@ -432,8 +433,8 @@ class CudaLogs : public CudaProgram {
   };
 
   template <class Script>
-  void expect_same(int slots, int rows, const Script& script, const std::string& what) {
-    Sequences with(*this, slots, rows, {}), without(*this, slots, rows, {"state-log"});
+  void expect_same(int slots, int rows, const Script& script, const std::string& what, bool replay = true) {
+    Sequences with(*this, slots, rows, replay, {}), without(*this, slots, rows, replay, {"state-log"});
     script(with);
     script(without);
     double worst[3] = {};
@@ -545,7 +546,7 @@ TEST_F(CudaLogs, StatesAreReadAndWrittenInBetween) {
         s.backend().write_gdn_state(0, 1, other.state, other.conv);
         s.step({0, 1, 2}, 3);
       },
-      "looked at");
+      "looked at", false);
 }
 
 TEST_F(CudaStep, AnUnknownMechanismIsNamed) {

@@ -213,6 +213,9 @@ __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, R
   const int row = warp % kMost, span = warp / kMost;
   const int column = at.first_column(span, b.program.z_column) + lane;
   float* const tail = p.state + b.s.state_at[row] + kStateFloats + column;
+  // Before this phase's rows are handed to the storer (barriers lie between), it must have done with those of the GDN phase
+  // in front, if there is one.
+  if (b.tid == 0) barrier_wait(&b.s.stored, tags.of(WordKind::kGdn) ^ b.s.first_gdn_tag);
   stage_residual(b, area.x, tags.of(WordKind::kResidual));
   // What is needed later and comes from far.
   float old[3] = {};
@@ -231,8 +234,6 @@ __device__ __forceinline__ void gdn_phase(const Block& b, const TokenPhase& p, R
       if (i % 2 == warp % 2) multiply_unit(area.units[i][chunk], slot, chunk, x, lane);
     });
   }
-  // Before this phase's rows are handed to the storer it must have done with those of the GDN phase in front, if there is one.
-  if (b.tid == 0) barrier_wait(&b.s.stored, tags.of(WordKind::kGdn) ^ b.s.first_gdn_tag);
   consumer_barrier();
 
   // What follows from each output alone.
