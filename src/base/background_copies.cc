@@ -5,9 +5,11 @@
 #include <cstring>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/thread_pool.h"
 
 namespace calla {
 namespace {
@@ -16,15 +18,23 @@ namespace {
 constexpr size_t kPiece = size_t{512} << 10;
 // Longer than an upload's buffer is on the bus (0.08 ms), after which the next batch comes.
 constexpr auto kLook = std::chrono::microseconds(200);
+// A slice of a core that somebody else has takes 2 to 4 ms.
+constexpr auto kLongYield = std::chrono::milliseconds(1);
 
-// True as soon as ready() is, false if that takes long.
+// True as soon as ready() is, false if that takes long. What it waits for may want this very core, so it yields. Where
+// somebody has then had the core for a whole slice, `looks` becomes false: who sleeps is let in sooner.
 template <class Ready>
-bool comes_soon(Ready ready) {
-  const auto end = std::chrono::steady_clock::now() + kLook;
-  do {
+bool comes_soon(std::atomic<bool>& looks, Ready ready) {
+  if (!looks) return false;
+  auto now = std::chrono::steady_clock::now();
+  const auto end = now + kLook;
+  while (now < end) {
     for (int i = 0; i < 64; ++i)
       if (ready()) return true;
-  } while (std::chrono::steady_clock::now() < end);
+    std::this_thread::yield();
+    const auto before = std::exchange(now, std::chrono::steady_clock::now());
+    if (now - before > kLongYield) looks = false;
+  }
   return false;
 }
 
@@ -38,7 +48,7 @@ void make(const BackgroundCopies::Copy& copy) {
 
 }  // namespace
 
-BackgroundCopies::BackgroundCopies(int threads) {
+BackgroundCopies::BackgroundCopies(int threads) : looks_(available_cores() > 1) {
   check(threads > 0, "copies need a thread");
   try {
     for (int i = 0; i < threads; ++i) workers_.emplace_back([this] { work(); });
@@ -81,7 +91,7 @@ uint64_t BackgroundCopies::start(std::span<const Copy> batch) {
 
 void BackgroundCopies::wait(uint64_t batch) {
   check(batch < next_, "only copies that were started can be waited for");
-  if (comes_soon([&] { return batch < first_; })) return;
+  if (comes_soon(looks_, [&] { return batch < first_; })) return;
   std::unique_lock held = lock();
   caller_sleeps_ = true;
   made_.wait(held, [&] { return batch < first_ || left_[batch - first_] == 0; });
@@ -108,7 +118,7 @@ void BackgroundCopies::work() {
   while (true) {
     while (!stop_ && pieces_.empty()) {
       held.unlock();
-      const bool soon = comes_soon([&] { return calls_.load(); });
+      const bool soon = comes_soon(looks_, [&] { return calls_.load(); });
       held = lock();
       if (soon) continue;  // unless others were faster
       ++sleeping_;

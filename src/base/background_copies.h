@@ -2,8 +2,9 @@
 // BackgroundCopies: copies of memory that several threads make while the caller goes on; for large pieces that one thread
 // after another would bring at a fraction of the memory's rate (an upload out of a mapped file, page faults included).
 //
-// While batches follow each other closely nobody makes a system call: threads without work, and the caller in wait(), look
-// for some tens of microseconds before they sleep, and are woken only if they do.
+// While batches follow each other closely nobody sleeps or is woken: threads without work, and the caller in wait(), look
+// for 0.2 ms before they sleep, and let others have the core between looks. They sleep at once if there is one core, where
+// who looks keeps from work whom it waits for, and as soon as cores turn out to be scarce.
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
@@ -48,6 +49,7 @@ class BackgroundCopies {
   void work();
   void stop();
 
+  std::atomic<bool> looks_;  // before it sleeps
   std::mutex mutex_;
   std::deque<Piece> pieces_;         // that no thread has taken
   std::deque<size_t> left_;          // pieces that have not been made, of each batch from number first_ on
