@@ -56,6 +56,9 @@ BackgroundCopies::BackgroundCopies(int threads) : looks_(available_cores() > 1) 
     stop();
     throw DeviceError("the system refuses a thread for copies (" + std::string(error.what()) +
                       "); close other programs, or raise the limit of processes");
+  } catch (...) {  // out of memory
+    stop();
+    throw;
   }
 }
 
@@ -72,21 +75,25 @@ void BackgroundCopies::stop() {
 
 uint64_t BackgroundCopies::start(std::span<const Copy> batch) {
   std::unique_lock held = lock();
-  const size_t before = pieces_.size();
+  // Batch and count keep up with the pieces, so that they agree if there is no memory for the next one.
+  const uint64_t number = next_;
+  left_.push_back(0);
+  ++next_;
   for (const Copy& copy : batch) {
     auto* const to = static_cast<std::byte*>(copy.to);
     const auto* const from = static_cast<const std::byte*>(copy.from);
-    for (size_t at = 0; at < copy.bytes; at += kPiece)
-      pieces_.push_back({{to + at, from == nullptr ? nullptr : from + at, std::min(kPiece, copy.bytes - at)}, next_});
+    for (size_t at = 0; at < copy.bytes; at += kPiece) {
+      pieces_.push_back({{to + at, from == nullptr ? nullptr : from + at, std::min(kPiece, copy.bytes - at)}, number});
+      ++left_.back();
+    }
   }
-  const size_t pieces = pieces_.size() - before;
-  left_.push_back(pieces);
+  const size_t pieces = left_.back();
   forget_made();  // this one, if it is empty and the last
   if (pieces > 0) calls_ = true;
   const size_t wake = std::min(pieces, static_cast<size_t>(sleeping_));
   held.unlock();
   for (size_t i = 0; i < wake; ++i) started_.notify_one();
-  return next_++;
+  return number;
 }
 
 void BackgroundCopies::wait(uint64_t batch) {

@@ -33,7 +33,8 @@ class BackgroundCopies {
   BackgroundCopies& operator=(const BackgroundCopies&) = delete;
 
   // Both memories of each copy must last until wait() has returned. Copies begin in the order in which they are given, each
-  // by all threads that are free. Returns the batch's number for wait(). One caller at a time.
+  // by all threads that are free. Returns the batch's number for wait(). One caller at a time. If memory for the list runs
+  // out (std::bad_alloc), some of the batch may be copied nevertheless, until this is destroyed.
   uint64_t start(std::span<const Copy> batch);
   // Returns when all copies of the batch have been made.
   void wait(uint64_t batch);
