@@ -101,7 +101,7 @@ void BackgroundCopies::wait(uint64_t batch) {
   if (comes_soon(looks_, [&] { return batch < first_; })) return;
   std::unique_lock held = lock();
   caller_sleeps_ = true;
-  made_.wait(held, [&] { return batch < first_ || left_[batch - first_] == 0; });
+  made_.wait(held, [&] { return batch < first_; });
   caller_sleeps_ = false;
 }
 

@@ -36,7 +36,7 @@ class BackgroundCopies {
   // by all threads that are free. Returns the batch's number for wait(). One caller at a time. If memory for the list runs
   // out (std::bad_alloc), some of the batch may be copied nevertheless, until this is destroyed.
   uint64_t start(std::span<const Copy> batch);
-  // Returns when all copies of the batch have been made.
+  // Returns when all copies of the batch, and of those before it, have been made.
   void wait(uint64_t batch);
 
  private:

@@ -135,6 +135,29 @@ TEST(BackgroundCopies, EmptyOnesAmongOthers) {
   EXPECT_EQ(to, from);
 }
 
+// The caller has gone to sleep before the end: by one thread this takes milliseconds.
+TEST(BackgroundCopies, ALongCopy) {
+  std::vector<std::byte> to(size_t{64} << 20, std::byte{1});
+  BackgroundCopies copies(1);
+  copies.wait(start(copies, to.data(), nullptr, to.size()));
+  EXPECT_TRUE(std::all_of(to.begin(), to.end(), [](std::byte b) { return b == std::byte{0}; }));
+}
+
+// One thread, and a caller that does not look meanwhile: where cores turn out to be scarce threads sleep at once.
+TEST(BackgroundCopies, SleepsWithoutWork) {
+  const std::vector<uint32_t> from = numbers(16, 3);
+  std::vector<uint32_t> to(from.size());
+  BackgroundCopies copies(1);
+  const uint64_t started = start(copies, to.data(), from.data(), from.size() * sizeof(uint32_t));
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  const std::clock_t before = std::clock();  // processor time of all threads
+  std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  const double used_ms = static_cast<double>(std::clock() - before) * 1e3 / CLOCKS_PER_SEC;
+  EXPECT_LT(used_ms, 15) << "of 60 ms without work";
+  copies.wait(started);
+  EXPECT_EQ(to, from);
+}
+
 TEST(BackgroundCopies, NoMemoryForABatch) {
   const std::vector<uint32_t> from = numbers(300, 3);
   std::vector<uint32_t> to(from.size()), to_if_refused(from.size());  // some of which may be written at any time
