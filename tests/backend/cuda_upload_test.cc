@@ -47,8 +47,9 @@ struct ImitatedRuntime {
   Which faulty = Which::kNone;   // reports an error when it is waited for
   size_t device_bytes = 0, most_device_bytes = 0, required_bytes = 0;
   std::function<void()> at_copy, at_pack;  // may throw
-  bool refuses_locking = false;
+  cudaError_t locking = cudaSuccess;       // what an attempt comes to
   void* locked = nullptr;
+  cudaError_t last_error = cudaSuccess;
   size_t transfers = 0;
 
   template <class Handle>
@@ -74,6 +75,10 @@ struct ImitatedRuntime {
   void expect_idle(const char* what) const {
     for (const auto& [stream, s] : streams)
       EXPECT_EQ(s.done, s.asked.size()) << what << " goes while a stream has work";
+  }
+  cudaError_t error(cudaError_t status) {
+    if (status != cudaSuccess) last_error = status;
+    return status;
   }
 };
 ImitatedRuntime& runtime() {
@@ -103,8 +108,9 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   runtime().run(stream);
   const bool faulty =
       runtime().faulty != Which::kNone && (stream == runtime().packs) == (runtime().faulty == Which::kPacks);
-  return faulty ? cudaErrorLaunchFailure : cudaSuccess;
+  return runtime().error(faulty ? cudaErrorLaunchFailure : cudaSuccess);
 }
+cudaError_t cudaGetLastError() { return std::exchange(runtime().last_error, cudaSuccess); }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   runtime().ask(stream, [recorded = runtime().events[event]] { runtime().run(recorded); });
   return cudaSuccess;
@@ -129,7 +135,7 @@ cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
   // From its end on, which is touched last.
   const std::span all(static_cast<const char*>(memory), bytes);
   EXPECT_TRUE(std::all_of(all.rbegin(), all.rend(), [](char c) { return c == 0; })) << "locked before it was touched";
-  if (runtime().refuses_locking) return cudaErrorMemoryAllocation;
+  if (runtime().locking != cudaSuccess) return runtime().error(runtime().locking);
   EXPECT_EQ(std::exchange(runtime().locked, memory), nullptr);
   return cudaSuccess;
 }
@@ -144,7 +150,9 @@ cudaError_t cudaHostUnregister(void* memory) {
 namespace calla::cuda {
 
 void cuda_check(cudaError_t status, const char* what, const std::source_location&) {
-  if (status != cudaSuccess) throw DeviceError(what);
+  if (status == cudaSuccess) return;
+  (void)cudaGetLastError();
+  throw DeviceError(what);
 }
 void require_free_memory(size_t bytes, const char*) { runtime().required_bytes = bytes; }
 void page_lock_check(cudaError_t status, size_t, const char* what) { cuda_check(status, what); }
@@ -364,6 +372,7 @@ class CudaUpload : public testing::Test {
     }
     EXPECT_EQ(runtime().device_bytes, 0u);
     EXPECT_EQ(runtime().locked, nullptr);
+    EXPECT_EQ(runtime().last_error, cudaSuccess) << "the next check of a launch finds it";
   }
 
   std::unique_ptr<Stream> stream_;
@@ -398,6 +407,11 @@ TEST_F(CudaUpload, NothingThatCanBePacked) {
 
 TEST_F(CudaUpload, OneBuffer) {
   expect_arrival(RandomModel(tiny_shape(4), 14), {size_t{64} << 10, 1, size_t{64} << 10}, 3);
+}
+
+TEST_F(CudaUpload, WhereMemoryCannotBeLocked) {
+  runtime().locking = cudaErrorNotSupported;
+  expect_arrival(RandomModel(tiny_shape(4), 18), kSmall, 50);
 }
 
 TEST_F(CudaUpload, RandomContentsNeedNoStaging) {
@@ -440,7 +454,7 @@ TEST_F(CudaUpload, GivesUpInTheMiddle) {
     EXPECT_THROW(upload({}), std::runtime_error);
     runtime().at_pack = {};
   }
-  runtime().refuses_locking = true;
+  runtime().locking = cudaErrorMemoryAllocation;
   EXPECT_THROW(DeviceWeights(shape, model.weights(), stream_->get(), {}, kSmall), DeviceError);
   EXPECT_EQ(runtime().device_bytes, 0u);
 }
