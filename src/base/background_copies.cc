@@ -5,9 +5,11 @@
 #include <cstring>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/thread_pool.h"
 
 namespace calla {
 namespace {
@@ -16,15 +18,23 @@ namespace {
 constexpr size_t kPiece = size_t{512} << 10;
 // Longer than an upload's buffer is on the bus (0.08 ms), after which the next batch comes.
 constexpr auto kLook = std::chrono::microseconds(200);
+// A slice of a core that somebody else has takes 2 to 4 ms.
+constexpr auto kLongYield = std::chrono::milliseconds(1);
 
-// True as soon as ready() is, false if that takes long.
+// True as soon as ready() is, false if that takes long. What it waits for may want this very core, so it yields. Where
+// somebody has then had the core for a whole slice, `looks` becomes false: who sleeps is let in sooner.
 template <class Ready>
-bool comes_soon(Ready ready) {
-  const auto end = std::chrono::steady_clock::now() + kLook;
-  do {
+bool comes_soon(std::atomic<bool>& looks, Ready ready) {
+  if (!looks) return false;
+  auto now = std::chrono::steady_clock::now();
+  const auto end = now + kLook;
+  while (now < end) {
     for (int i = 0; i < 64; ++i)
       if (ready()) return true;
-  } while (std::chrono::steady_clock::now() < end);
+    std::this_thread::yield();
+    const auto before = std::exchange(now, std::chrono::steady_clock::now());
+    if (now - before > kLongYield) looks = false;
+  }
   return false;
 }
 
@@ -38,7 +48,7 @@ void make(const BackgroundCopies::Copy& copy) {
 
 }  // namespace
 
-BackgroundCopies::BackgroundCopies(int threads) {
+BackgroundCopies::BackgroundCopies(int threads) : looks_(available_cores() > 1) {
   check(threads > 0, "copies need a thread");
   try {
     for (int i = 0; i < threads; ++i) workers_.emplace_back([this] { work(); });
@@ -46,6 +56,9 @@ BackgroundCopies::BackgroundCopies(int threads) {
     stop();
     throw DeviceError("the system refuses a thread for copies (" + std::string(error.what()) +
                       "); close other programs, or raise the limit of processes");
+  } catch (...) {  // out of memory
+    stop();
+    throw;
   }
 }
 
@@ -62,29 +75,33 @@ void BackgroundCopies::stop() {
 
 uint64_t BackgroundCopies::start(std::span<const Copy> batch) {
   std::unique_lock held = lock();
-  const size_t before = pieces_.size();
+  // Batch and count keep up with the pieces, so that they agree if there is no memory for the next one.
+  const uint64_t number = next_;
+  left_.push_back(0);
+  ++next_;
   for (const Copy& copy : batch) {
     auto* const to = static_cast<std::byte*>(copy.to);
     const auto* const from = static_cast<const std::byte*>(copy.from);
-    for (size_t at = 0; at < copy.bytes; at += kPiece)
-      pieces_.push_back({{to + at, from == nullptr ? nullptr : from + at, std::min(kPiece, copy.bytes - at)}, next_});
+    for (size_t at = 0; at < copy.bytes; at += kPiece) {
+      pieces_.push_back({{to + at, from == nullptr ? nullptr : from + at, std::min(kPiece, copy.bytes - at)}, number});
+      ++left_.back();
+    }
   }
-  const size_t pieces = pieces_.size() - before;
-  left_.push_back(pieces);
+  const size_t pieces = left_.back();
   forget_made();  // this one, if it is empty and the last
   if (pieces > 0) calls_ = true;
   const size_t wake = std::min(pieces, static_cast<size_t>(sleeping_));
   held.unlock();
   for (size_t i = 0; i < wake; ++i) started_.notify_one();
-  return next_++;
+  return number;
 }
 
 void BackgroundCopies::wait(uint64_t batch) {
   check(batch < next_, "only copies that were started can be waited for");
-  if (comes_soon([&] { return batch < first_; })) return;
+  if (comes_soon(looks_, [&] { return batch < first_; })) return;
   std::unique_lock held = lock();
   caller_sleeps_ = true;
-  made_.wait(held, [&] { return batch < first_ || left_[batch - first_] == 0; });
+  made_.wait(held, [&] { return batch < first_; });
   caller_sleeps_ = false;
 }
 
@@ -108,7 +125,7 @@ void BackgroundCopies::work() {
   while (true) {
     while (!stop_ && pieces_.empty()) {
       held.unlock();
-      const bool soon = comes_soon([&] { return calls_.load(); });
+      const bool soon = comes_soon(looks_, [&] { return calls_.load(); });
       held = lock();
       if (soon) continue;  // unless others were faster
       ++sleeping_;

@@ -2,8 +2,9 @@
 // BackgroundCopies: copies of memory that several threads make while the caller goes on; for large pieces that one thread
 // after another would bring at a fraction of the memory's rate (an upload out of a mapped file, page faults included).
 //
-// While batches follow each other closely nobody makes a system call: threads without work, and the caller in wait(), look
-// for some tens of microseconds before they sleep, and are woken only if they do.
+// While batches follow each other closely nobody sleeps or is woken: threads without work, and the caller in wait(), look
+// for 0.2 ms before they sleep, and let others have the core between looks. They sleep at once if there is one core, where
+// who looks keeps from work whom it waits for, and as soon as cores turn out to be scarce.
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
@@ -32,9 +33,10 @@ class BackgroundCopies {
   BackgroundCopies& operator=(const BackgroundCopies&) = delete;
 
   // Both memories of each copy must last until wait() has returned. Copies begin in the order in which they are given, each
-  // by all threads that are free. Returns the batch's number for wait(). One caller at a time.
+  // by all threads that are free. Returns the batch's number for wait(). One caller at a time. If memory for the list runs
+  // out (std::bad_alloc), some of the batch may be copied nevertheless, until this is destroyed.
   uint64_t start(std::span<const Copy> batch);
-  // Returns when all copies of the batch have been made.
+  // Returns when all copies of the batch, and of those before it, have been made.
   void wait(uint64_t batch);
 
  private:
@@ -48,6 +50,7 @@ class BackgroundCopies {
   void work();
   void stop();
 
+  std::atomic<bool> looks_;  // before it sleeps
   std::mutex mutex_;
   std::deque<Piece> pieces_;         // that no thread has taken
   std::deque<size_t> left_;          // pieces that have not been made, of each batch from number first_ on

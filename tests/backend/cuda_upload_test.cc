@@ -21,6 +21,7 @@
 
 #include "backend/cuda/device.h"
 #include "backend/cuda/pack.h"
+#include "backend/cuda/uploader.h"
 #include "backend/cuda/weights.h"
 #include "backend/weights_outline.h"
 #include "selftest/random_model.h"
@@ -46,9 +47,12 @@ struct ImitatedRuntime {
   Which eager = Which::kNone;    // does at once what it is asked for
   Which faulty = Which::kNone;   // reports an error when it is waited for
   size_t device_bytes = 0, most_device_bytes = 0, required_bytes = 0;
-  std::function<void()> at_copy, at_pack;  // may throw
-  bool refuses_locking = false;
+  std::map<const std::byte*, size_t> device_memory;  // allocations
+  std::span<std::byte> arena;                        // unless empty, allocations are taken from it, side by side
+  std::function<void()> at_copy, at_pack;            // may throw
+  cudaError_t locking = cudaSuccess;                 // what an attempt comes to
   void* locked = nullptr;
+  cudaError_t last_error = cudaSuccess;
   size_t transfers = 0;
 
   template <class Handle>
@@ -75,6 +79,18 @@ struct ImitatedRuntime {
     for (const auto& [stream, s] : streams)
       EXPECT_EQ(s.done, s.asked.size()) << what << " goes while a stream has work";
   }
+  // The real runtime refuses a copy that goes beyond an allocation, whatever lies behind it.
+  void expect_within_allocation(const void* to, size_t bytes) const {
+    const auto* begin = static_cast<const std::byte*>(to);
+    auto after = device_memory.upper_bound(begin);
+    ASSERT_NE(after, device_memory.begin()) << "a copy goes to no device memory";
+    const auto& [memory, size] = *--after;
+    EXPECT_LE(begin + bytes, memory + size) << "a copy goes beyond an allocation";
+  }
+  cudaError_t error(cudaError_t status) {
+    if (status != cudaSuccess) last_error = status;
+    return status;
+  }
 };
 ImitatedRuntime& runtime() {
   static ImitatedRuntime instance;
@@ -96,6 +112,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   if (runtime().at_copy) runtime().at_copy();
   ++runtime().transfers;
+  runtime().expect_within_allocation(to, bytes);
   runtime().ask(stream, [=] { std::memcpy(to, from, bytes); });
   return cudaSuccess;
 }
@@ -103,8 +120,9 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   runtime().run(stream);
   const bool faulty =
       runtime().faulty != Which::kNone && (stream == runtime().packs) == (runtime().faulty == Which::kPacks);
-  return faulty ? cudaErrorLaunchFailure : cudaSuccess;
+  return runtime().error(faulty ? cudaErrorLaunchFailure : cudaSuccess);
 }
+cudaError_t cudaGetLastError() { return std::exchange(runtime().last_error, cudaSuccess); }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   runtime().ask(stream, [recorded = runtime().events[event]] { runtime().run(recorded); });
   return cudaSuccess;
@@ -129,7 +147,7 @@ cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
   // From its end on, which is touched last.
   const std::span all(static_cast<const char*>(memory), bytes);
   EXPECT_TRUE(std::all_of(all.rbegin(), all.rend(), [](char c) { return c == 0; })) << "locked before it was touched";
-  if (runtime().refuses_locking) return cudaErrorMemoryAllocation;
+  if (runtime().locking != cudaSuccess) return runtime().error(runtime().locking);
   EXPECT_EQ(std::exchange(runtime().locked, memory), nullptr);
   return cudaSuccess;
 }
@@ -144,21 +162,33 @@ cudaError_t cudaHostUnregister(void* memory) {
 namespace calla::cuda {
 
 void cuda_check(cudaError_t status, const char* what, const std::source_location&) {
-  if (status != cudaSuccess) throw DeviceError(what);
+  if (status == cudaSuccess) return;
+  (void)cudaGetLastError();
+  throw DeviceError(what);
 }
 void require_free_memory(size_t bytes, const char*) { runtime().required_bytes = bytes; }
 void page_lock_check(cudaError_t status, size_t, const char* what) { cuda_check(status, what); }
-DeviceBytes::DeviceBytes(size_t bytes, const char*)
-    : data_(std::aligned_alloc(256, (bytes + 255) / 256 * 256)), size_(bytes) {
+DeviceBytes::DeviceBytes(size_t bytes, const char*) : size_(bytes) {
+  const size_t taken = (bytes + 255) / 256 * 256;
+  std::span<std::byte>& arena = runtime().arena;
+  if (arena.empty()) {
+    data_ = std::aligned_alloc(256, taken);
+  } else {
+    check(taken < arena.size(), "the arena is large enough");
+    data_ = arena.data();
+    arena = arena.subspan(taken);
+  }
   std::memset(data_, 0xaa, bytes);
+  runtime().device_memory[data()] = bytes;
   runtime().device_bytes += bytes;
   runtime().most_device_bytes = std::max(runtime().most_device_bytes, runtime().device_bytes);
 }
 DeviceBytes::~DeviceBytes() {
   if (data_ == nullptr) return;
   runtime().expect_idle("device memory");
+  runtime().device_memory.erase(data());
   runtime().device_bytes -= size_;
-  std::free(data_);
+  if (runtime().arena.empty()) std::free(data_);
 }
 
 namespace {
@@ -345,25 +375,29 @@ class CudaUpload : public testing::Test {
       SCOPED_TRACE("eager: " + std::to_string(static_cast<int>(eager)));
       runtime().eager = eager;
       runtime().most_device_bytes = runtime().transfers = 0;
-      double last = 0, all = 0;
-      int calls = 0;
+      double last = 0, before_last = 0, all = 0;
+      int calls = 0, between = 0;
       const std::function<void(double, double)> on_upload = [&](double done, double total) {
         EXPECT_GE(done, last);
         EXPECT_LE(done, total);
-        last = done;
+        before_last = std::exchange(last, done);
         all = total;
         ++calls;
+        between += done > 0 && done < total;
       };
       const DeviceWeights uploaded(model.shape(), model.weights(), stream_->get(), on_upload, sizes);
       EXPECT_GT(all, 0);
       EXPECT_EQ(last, all);
+      EXPECT_EQ(before_last, all) << "what was sent adds up to all";
       EXPECT_GT(calls, least_calls) << "progress is told while it goes on";
+      EXPECT_GT(between, least_calls / 2) << "and grows";
       EXPECT_LE(runtime().most_device_bytes, runtime().required_bytes);
       EXPECT_GE(runtime().most_device_bytes + sizes.area, runtime().required_bytes);  // one area may be enough
       expect_everything(uploaded, model.weights());
     }
     EXPECT_EQ(runtime().device_bytes, 0u);
     EXPECT_EQ(runtime().locked, nullptr);
+    EXPECT_EQ(runtime().last_error, cudaSuccess) << "the next check of a launch finds it";
   }
 
   std::unique_ptr<Stream> stream_;
@@ -398,6 +432,45 @@ TEST_F(CudaUpload, NothingThatCanBePacked) {
 
 TEST_F(CudaUpload, OneBuffer) {
   expect_arrival(RandomModel(tiny_shape(4), 14), {size_t{64} << 10, 1, size_t{64} << 10}, 3);
+}
+
+TEST_F(CudaUpload, WhereMemoryCannotBeLocked) {
+  runtime().locking = cudaErrorNotSupported;
+  expect_arrival(RandomModel(tiny_shape(4), 18), kSmall, 50);
+}
+
+// What goes to the end of an allocation and what goes to the beginning of the next are in one buffer, but are two copies.
+TEST_F(CudaUpload, AllocationsSideBySide) {
+  const RandomModel model(tiny_shape(4), 19);
+  const WeightMatrix& matrix = model.weights().lm_head;
+  ASSERT_TRUE(can_pack(matrix));
+  constexpr size_t kArena = size_t{8} << 20;
+  const std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(256, kArena), &std::free);
+  runtime().arena = {static_cast<std::byte*>(memory.get()), kArena};
+  {
+    PackedView view;
+    view.tiles = (matrix.n + kTileRows - 1) / kTileRows;
+    view.groups = matrix.k / kGroup;
+    view.padded_groups = (view.groups + kChunkGroups - 1) / kChunkGroups * kChunkGroups;
+    view.bits = matrix.bits;
+    const auto tiles = static_cast<size_t>(view.tiles);
+    const DeviceArray<uint4> codes(tiles * view.codes_per_tile(), "codes");
+    const DeviceArray<uint2> scales(tiles * view.scales_per_tile(), "scales");
+    view.codes = codes.data();
+    view.scales = scales.data();
+    const std::vector<std::byte> from(1024, std::byte{5});
+    const DeviceBytes last(from.size(), "behind which the staging area will be");
+    const std::function<void(double, double)> no_progress;
+    Uploader uploader(stream_->get(), 0, no_progress, kSmall);
+    uploader.copy(last.data(), from.data(), from.size());
+    uploader.pack(view, 0, TileRows::kPlain, matrix, matrix);
+    ASSERT_TRUE(runtime().device_memory.contains(last.data() + last.size()));
+    uploader.finish();
+    EXPECT_EQ(std::memcmp(last.data(), from.data(), from.size()), 0);
+    expect_packed(view, 0, TileRows::kPlain, matrix, matrix);
+  }
+  EXPECT_EQ(runtime().device_bytes, 0u);
+  runtime().arena = {};
 }
 
 TEST_F(CudaUpload, RandomContentsNeedNoStaging) {
@@ -440,7 +513,7 @@ TEST_F(CudaUpload, GivesUpInTheMiddle) {
     EXPECT_THROW(upload({}), std::runtime_error);
     runtime().at_pack = {};
   }
-  runtime().refuses_locking = true;
+  runtime().locking = cudaErrorMemoryAllocation;
   EXPECT_THROW(DeviceWeights(shape, model.weights(), stream_->get(), {}, kSmall), DeviceError);
   EXPECT_EQ(runtime().device_bytes, 0u);
 }

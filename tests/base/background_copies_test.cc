@@ -1,13 +1,33 @@
-// BackgroundCopies: every copy is whole when wait() returns, whatever its size, and in whatever order they are waited for.
+// BackgroundCopies: every copy is whole when wait() returns, whatever its size, and in whatever order they are waited for;
+// without work its threads sleep, and an allocation that fails leaves it usable.
 #include "base/background_copies.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
+#include <ctime>
+#include <new>
 #include <numeric>
 #include <thread>
 #include <vector>
+
+namespace {
+
+thread_local int allocations_left = -1;  // of this thread, before one fails; negative: no limit
+
+}  // namespace
+
+// Not inlined: g++ would warn of free() for what a new-expression has given.
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  if (allocations_left == 0) throw std::bad_alloc();
+  if (allocations_left > 0) --allocations_left;
+  if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace calla {
 namespace {
@@ -113,6 +133,69 @@ TEST(BackgroundCopies, EmptyOnesAmongOthers) {
     for (const uint64_t copy : started) copies.wait(copy);
   }
   EXPECT_EQ(to, from);
+}
+
+// The caller has gone to sleep before the end: by one thread this takes milliseconds.
+TEST(BackgroundCopies, ALongCopy) {
+  std::vector<std::byte> to(size_t{64} << 20, std::byte{1});
+  BackgroundCopies copies(1);
+  copies.wait(start(copies, to.data(), nullptr, to.size()));
+  EXPECT_TRUE(std::all_of(to.begin(), to.end(), [](std::byte b) { return b == std::byte{0}; }));
+}
+
+// One thread, and a caller that does not look meanwhile: where cores turn out to be scarce threads sleep at once.
+TEST(BackgroundCopies, SleepsWithoutWork) {
+  const std::vector<uint32_t> from = numbers(16, 3);
+  std::vector<uint32_t> to(from.size());
+  BackgroundCopies copies(1);
+  const uint64_t started = start(copies, to.data(), from.data(), from.size() * sizeof(uint32_t));
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  const std::clock_t before = std::clock();  // processor time of all threads
+  std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  const double used_ms = static_cast<double>(std::clock() - before) * 1e3 / CLOCKS_PER_SEC;
+  EXPECT_LT(used_ms, 15) << "of 60 ms without work";
+  copies.wait(started);
+  EXPECT_EQ(to, from);
+}
+
+TEST(BackgroundCopies, NoMemoryForABatch) {
+  const std::vector<uint32_t> from = numbers(300, 3);
+  std::vector<uint32_t> to(from.size()), to_if_refused(from.size());  // some of which may be written at any time
+  std::vector<BackgroundCopies::Copy> batch, refused;  // so long that the list of pieces grows several times
+  for (size_t i = 0; i < from.size(); ++i) {
+    batch.push_back({&to[i], &from[i], sizeof(uint32_t)});
+    refused.push_back({&to_if_refused[i], &from[i], sizeof(uint32_t)});
+  }
+  BackgroundCopies copies(2);
+  int allocations = 0;
+  for (bool done = false; !done; ++allocations) {
+    allocations_left = allocations;
+    try {
+      copies.wait(copies.start(refused));
+      done = true;
+    } catch (const std::bad_alloc&) {
+    }
+    allocations_left = -1;
+    std::fill(to.begin(), to.end(), 0);
+    copies.wait(copies.start(batch));
+    ASSERT_EQ(to, from) << "after a batch that had " << allocations << " allocations";
+  }
+  EXPECT_GT(allocations, 3);
+}
+
+// Threads that run already must be joined, or the program ends.
+TEST(BackgroundCopies, NoMemoryForThreads) {
+  int allocations = 0;
+  for (bool done = false; !done; ++allocations) {
+    allocations_left = allocations;
+    try {
+      const BackgroundCopies copies(4);
+      done = true;
+    } catch (const std::bad_alloc&) {
+    }
+    allocations_left = -1;
+  }
+  EXPECT_GT(allocations, 4);
 }
 
 TEST(BackgroundCopies, EndsWithCopiesLeft) {

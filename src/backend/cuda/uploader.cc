@@ -35,7 +35,14 @@ LockableBytes::~LockableBytes() {
 }
 
 void LockableBytes::lock() {
-  page_lock_check(cudaHostRegister(data_, size_, cudaHostRegisterDefault), size_, what_);
+  const cudaError_t status = cudaHostRegister(data_, size_, cudaHostRegisterDefault);
+  // Some virtualised and integrated systems lock no memory but their own. Without a lock transfers are slower, as the driver
+  // brings them by way of buffers of its own, but right: events tell when they have left the memory, as ever.
+  if (status == cudaErrorNotSupported) {
+    (void)cudaGetLastError();  // or the next check of a launch would find it
+    return;
+  }
+  page_lock_check(status, size_, what_);
   locked_ = true;
 }
 

@@ -24,14 +24,16 @@
 
 namespace calla::cuda {
 
-// Memory of this machine that is page-locked when all of it has been touched. Once several threads have done that, locking
-// takes a tenth of the time of a PinnedArray, whose allocation also holds up the runtime's other calls.
+// Memory of this machine that is page-locked, where the system can, when all of it has been touched. Once several threads
+// have done that, locking takes a tenth of the time of a PinnedArray, whose allocation also holds up the runtime's other
+// calls.
 class LockableBytes {
  public:
   LockableBytes(size_t bytes, const char* what);
   ~LockableBytes();
   LockableBytes(const LockableBytes&) = delete;
   LockableBytes& operator=(const LockableBytes&) = delete;
+  // Throws DeviceError if the system allows no more of it.
   void lock();
   std::byte* data() const { return static_cast<std::byte*>(data_); }
   size_t size() const { return size_; }
