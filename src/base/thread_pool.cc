@@ -57,6 +57,9 @@ ThreadPool::ThreadPool(int threads) {
     stop();
     throw DeviceError("only " + std::to_string(workers_.size() + 1) + " of " + std::to_string(threads) +
                       " threads can be started: " + error.code().message() + "; use fewer --threads");
+  } catch (...) {  // no memory: the threads that run must end before they go
+    stop();
+    throw;
   }
 }
 
