@@ -534,9 +534,10 @@ int run(int argc, char** argv) {
       arguments.numbers.push_back(std::stoi(text));
     }
   }
+  const bool has_path = !arguments.path.empty();
   if (arguments.command == "check") return check_all(arguments) == 0 ? 0 : 1;
-  if (arguments.command == "golden") return check_golden(arguments) == 0 ? 0 : 1;
-  if (arguments.command == "upload") return bench_upload(arguments), 0;
+  if (arguments.command == "golden" && has_path) return check_golden(arguments) == 0 ? 0 : 1;
+  if (arguments.command == "upload" && has_path) return bench_upload(arguments), 0;
   if (arguments.command == "decode") return bench_decode(arguments), 0;
   if (arguments.command == "batch") return bench_batch(arguments), 0;
   if (arguments.command == "prefill") return bench_prefill(arguments), 0;

@@ -332,6 +332,7 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   });
   add_model_options(*command, options->model, false);
   command->callback([options, &exit_code] {
+    tell_what_auto_passes_over(options->model);
     if (options->chunk == 0) options->chunk = choose_backend(options->model.backend).prefill_rows;
     const auto& ablate = options->model.ablate;
     const bool all = std::find(ablate.begin(), ablate.end(), "all") != ablate.end();

@@ -175,6 +175,7 @@ void add_eval_command(CLI::App& app, int& exit_code) {
   command->add_flag("--json", options->json, "Print JSON");
   add_model_options(*command, options->model, false);
   command->callback([options, &exit_code] {
+    tell_what_auto_passes_over(options->model);
     exit_code = options->golden.empty() ? evaluate_text(*options) : evaluate_golden(*options);
   });
 }

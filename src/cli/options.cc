@@ -64,6 +64,13 @@ void complete_help(CLI::App& command) {
   backend->description(kWhereToRun + (": " + names));
 }
 
+void tell_what_auto_passes_over(const ModelOptions& options) {
+  if (options.backend != "auto") return;
+  if (const std::string reason = passed_over_by_auto(); !reason.empty())
+    std::fprintf(stderr, "warning: running on the %s backend, not on %s\n", choose_backend("auto").name.c_str(),
+                 reason.c_str());
+}
+
 BackendOptions backend_options(const ModelOptions& options) {
   BackendOptions backend;
   backend.threads = options.threads;
@@ -80,6 +87,7 @@ BackendOptions backend_options(const ModelOptions& options) {
 EngineOptions engine_options(const ModelOptions& options, const SchedulerOptions& scheduler) {
   EngineOptions engine;
   engine.model = find_model(options.model);
+  tell_what_auto_passes_over(options);
   engine.backend = options.backend;
   engine.backend_options = backend_options(options);
   engine.scheduler = scheduler;

@@ -65,6 +65,9 @@ inline CLI::Validator not_empty() {
       [](std::string& text) { return text.empty() ? std::string("must not be empty") : std::string(); }, "");
 }
 
+// Says on stderr, --quiet or not, which backend runs if `auto` passes over one of this build; for each command that runs one.
+void tell_what_auto_passes_over(const ModelOptions& options);
+
 // The part of the options that backends know.
 BackendOptions backend_options(const ModelOptions& options);
 

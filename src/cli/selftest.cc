@@ -162,7 +162,10 @@ void add_selftest_command(CLI::App& app, int& exit_code) {
   command->add_flag("--real-widths", options->real_widths,
                     "Also check stages at the real model's widths (2 GB, a minute)");
   add_model_options(*command, options->model, false);
-  command->callback([options, &exit_code] { exit_code = Selftest(*options).run(); });
+  command->callback([options, &exit_code] {
+    tell_what_auto_passes_over(options->model);
+    exit_code = Selftest(*options).run();
+  });
 }
 
 }  // namespace calla

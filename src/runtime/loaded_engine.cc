@@ -81,8 +81,6 @@ std::unique_ptr<LoadedEngine> load_engine(const EngineOptions& options) {
   backend_options.max_heads = scheduler_options.max_sequences;
   const ModelShape& shape = engine->model.config.shape;
   engine->backend = create_backend(options.backend, shape, engine->model.weights, backend_options);
-  if (const std::string reason = passed_over_by_auto(); options.backend == "auto" && !reason.empty())
-    warn("running on the " + engine->backend->name() + " backend, not on " + reason);
   if (is_software_device(engine->backend->name()))
     warn(engine->backend->description() + "; slow, and there for tests only");
   engine->scheduler = std::make_unique<Scheduler>(*engine->backend, shape, scheduler_options);

@@ -46,9 +46,15 @@ class NoCard(unittest.TestCase):
         self.assertIn("the NVIDIA GPU cannot be used: system has unsupported display driver", message)
 
     def test_auto_says_that_it_takes_the_cpu(self):
-        result = calla("run", "--no-think", "-n", "1", "hi", IMITATED_VERSION="12040")
-        self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertIn("warning: running on the cpu backend, not on cuda: the NVIDIA driver is for CUDA up to 12.4", result.stderr)
+        for args in (["run", "--no-think", "-n", "1", "hi"], ["run", "-q", "--no-think", "-n", "1", "hi"],
+                     ["bench", "-q", "--prompts", "16", "--contexts", "16", "--decode-tokens", "2", "-r", "1"],
+                     ["eval", "-q", "--text", __file__], ["selftest", "-q"]):
+            result = calla(*args, IMITATED_VERSION="12040")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn("warning: running on the cpu backend, not on cuda: the NVIDIA driver is for CUDA up to 12.4",
+                          result.stderr, args)
+            result = calla(*args, "-b", "cpu", IMITATED_VERSION="12040")
+            self.assertNotIn("not on cuda", result.stderr, args)
 
     def test_only_what_needs_to_know_asks_the_driver(self):
         for args in (["--version"], ["--help"], ["nonsense"], ["run", "--nonsense"], ["inspect"]):

@@ -54,7 +54,7 @@ std::string no_room(size_t bytes, const char* what) {
   (void)cudaGetLastError();
   return message +
          "; try a smaller --context, fewer --max-sequences or a smaller --cache-gb, end other programs on the card "
-         "(nvidia-smi lists them), or run with -b cpu; `calla inspect` shows what the model needs in all";
+         "(nvidia-smi lists them), or run with -b cpu; docs/cuda.md has what each command needs in all";
 }
 
 }  // namespace
