@@ -87,10 +87,10 @@ uint64_t BackgroundCopies::start(std::span<const Copy> batch) {
       ++left_.back();
     }
   }
-  const size_t pieces = left_.back();
   forget_made();  // this one, if it is empty and the last
-  if (pieces > 0) calls_ = true;
-  const size_t wake = std::min(pieces, static_cast<size_t>(sleeping_));
+  // Of all batches: one that ran out of memory has woken nobody.
+  if (!pieces_.empty()) calls_ = true;
+  const size_t wake = std::min(pieces_.size(), static_cast<size_t>(sleeping_));
   held.unlock();
   for (size_t i = 0; i < wake; ++i) started_.notify_one();
   return number;

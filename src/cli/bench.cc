@@ -209,9 +209,10 @@ int bench(const BenchOptions& options) {
   check_writable(options.svg_file);
   const BenchSubject subject(options.model, options.synthetic, options.layers);
   const BenchReport report = Bench(options, subject).run();
+  // Before the files, for which the disk may have become too small.
+  std::cout << (options.json ? bench_json(report) : bench_table(report)) << std::flush;
   if (!options.json_file.empty()) write_file(options.json_file, bench_json(report));
   if (!options.svg_file.empty()) write_file(options.svg_file, bench_svg(report));
-  std::cout << (options.json ? bench_json(report) : bench_table(report));
   return 0;
 }
 
@@ -268,8 +269,8 @@ int bench_ablations(const BenchOptions& options) {
     }
   }
   progress.clear();
+  std::cout << (options.json ? ablation_json(report) : ablation_table(report)) << std::flush;
   if (!options.json_file.empty()) write_file(options.json_file, ablation_json(report));
-  std::cout << (options.json ? ablation_json(report) : ablation_table(report));
   return exit_code;
 }
 

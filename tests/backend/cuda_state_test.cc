@@ -149,12 +149,5 @@ TEST_F(CudaState, ALogStaysOpenWhileItsStepGoesOn) {
     for (int layer = 0; layer < shape_.gdn_layers(); ++layer) EXPECT_EQ(tokens(layer, slot), 1) << "slot " << slot;
 }
 
-TEST_F(CudaState, ForgottenLogsAreEmpty) {
-  step({0, 1, 2});
-  pool_.forget_logs(nullptr);
-  step({3, 4, 5});
-  expect_tokens({0, 0, 0, 1, 1, 1, 0});
-}
-
 }  // namespace
 }  // namespace calla::cuda

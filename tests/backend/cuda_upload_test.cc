@@ -173,6 +173,7 @@ DeviceBytes::DeviceBytes(size_t bytes, const char*) : size_(bytes) {
   std::span<std::byte>& arena = runtime().arena;
   if (arena.empty()) {
     data_ = std::aligned_alloc(256, taken);
+    check(data_ != nullptr, "this machine has the imitated card's memory");
   } else {
     check(taken < arena.size(), "the arena is large enough");
     data_ = arena.data();

@@ -169,6 +169,7 @@ TEST(BackgroundCopies, NoMemoryForABatch) {
   BackgroundCopies copies(2);
   int allocations = 0;
   for (bool done = false; !done; ++allocations) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the threads sleep
     allocations_left = allocations;
     try {
       copies.wait(copies.start(refused));
@@ -176,6 +177,7 @@ TEST(BackgroundCopies, NoMemoryForABatch) {
     } catch (const std::bad_alloc&) {
     }
     allocations_left = -1;
+    copies.wait(copies.start({}));  // behind what is left of the refused one
     std::fill(to.begin(), to.end(), 0);
     copies.wait(copies.start(batch));
     ASSERT_EQ(to, from) << "after a batch that had " << allocations << " allocations";

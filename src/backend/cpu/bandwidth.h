@@ -5,7 +5,7 @@
 namespace calla::cpu {
 
 // Bytes per second at which `pool` reads fresh memory (512 MB in large pages, each thread its own part, plain vector
-// loads): the median of five passes. Takes about a tenth of a second.
+// loads): the median of five passes; 0 without the memory. Takes about a tenth of a second.
 double probe_read_bandwidth(ThreadPool& pool);
 
 }  // namespace calla::cpu

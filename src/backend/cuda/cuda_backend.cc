@@ -321,13 +321,15 @@ bool CudaBackend::begin(const Batch& batch) {
       mode_ = found->second ? Mode::kReplay : Mode::kRecording;
     }
   }
-  build_block(batch, mine);
-  if (mode_ == Mode::kRecording)
-    cuda_check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "start recording a step");
-  if (profiler_) {
-    cuda_check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "start recording a step");
-    mode_ = Mode::kProfiling;
+  try {
+    build_block(batch, mine);
+    if (mode_ == Mode::kRecording || profiler_)
+      cuda_check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "start recording a step");
+  } catch (...) {
+    mode_ = Mode::kEager;  // nothing is being recorded that would have to be ended
+    throw;
   }
+  if (profiler_) mode_ = Mode::kProfiling;
   return mode_ != Mode::kReplay;
 }
 
@@ -337,7 +339,6 @@ void CudaBackend::end_recording(bool keep) {
   const cudaError_t status = cudaStreamEndCapture(stream_.get(), &captured);
   if (status != cudaSuccess && !keep) {  // what cut the step short spoilt the recording too; it has been told
     (void)cudaGetLastError();
-    recurrent_.forget_logs(stream_.get());  // some of what was to happen to them was recorded
     return;
   }
   cuda_check(status, "record a step");

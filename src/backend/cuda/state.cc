@@ -35,7 +35,7 @@ void RecurrentPool::allocate(int slots, int logs, cudaStream_t stream) {
   slots_ = slots;
   slot_of_log_.assign(static_cast<size_t>(logs), std::nullopt);
   logs_ = DeviceArray<StateLog>(slot_of_log_.size() * log_parts(), "memory for logs of recurrent states");
-  forget_logs(stream);
+  if (logs_) cuda_check(cudaMemsetAsync(logs_.data(), 0, logs_.size_bytes(), stream), "clear logs");
   const auto n = static_cast<size_t>(slots);
   state_ = DeviceArray<float>(n * slot_floats(), "memory for recurrent states");
   counts_ = DeviceArray<TokenCount>(n * vocab_, "memory for token counts");
@@ -84,11 +84,6 @@ void RecurrentPool::settle(int slot, cudaStream_t stream) {
 void RecurrentPool::empty_log(int slot, cudaStream_t stream) {
   if (const auto index = log_of(slot))
     cuda_check(cudaMemsetAsync(log(*index), 0, log_parts() * sizeof(StateLog), stream), "clear a log");
-}
-
-void RecurrentPool::forget_logs(cudaStream_t stream) {
-  std::fill(slot_of_log_.begin(), slot_of_log_.end(), std::nullopt);
-  if (logs_) cuda_check(cudaMemsetAsync(logs_.data(), 0, logs_.size_bytes(), stream), "clear logs");
 }
 
 void RecurrentPool::clear(int slot, cudaStream_t stream) {

@@ -36,8 +36,6 @@ class RecurrentPool {
   void settle(int slot, cudaStream_t stream);
   // The same, but the log stays open.
   void apply_log(int slot, cudaStream_t stream);
-  // For when it is not known what has reached the device: all logs are empty and closed; their tokens are lost.
-  void forget_logs(cudaStream_t stream);
   int logs() const { return static_cast<int>(slot_of_log_.size()); }
   // The logs of a layer's parts in log 0; logs are log_parts() apart.
   StateLog* layer_log(int gdn_layer) const { return logs_.data() + static_cast<size_t>(gdn_layer) * parts(); }
