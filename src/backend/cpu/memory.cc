@@ -22,8 +22,8 @@ MappedMemory::MappedMemory(size_t bytes, const char* what) : bytes_(bytes) {
 #endif
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
   if (memory == MAP_FAILED)
-    throw DeviceError("cpu: cannot map " + std::to_string(bytes >> 20) + " MiB, " + what + ": " +
-                      std::strerror(errno) + "; use a smaller context or fewer sequences");
+    throw DeviceError("cpu: cannot map " + std::to_string(bytes >> 20) + " MiB, " + what + ": " + std::strerror(errno) +
+                      "; use a smaller context or fewer sequences");
   data_ = static_cast<std::byte*>(memory);
 #ifdef MADV_HUGEPAGE
   if (bytes >= kHugePage) madvise(memory, bytes, MADV_HUGEPAGE);  // a hint: failure costs speed only
