@@ -1,11 +1,11 @@
 #pragma once
 // CudaBackend: the stages of backend.h on an NVIDIA GPU.
 //
-// Reading order: layout.h (weights), step.h (what a step tells the kernels), this file, cuda_backend.cc (steps and their
-// recording), stages.cc (which kernel runs when), then the kernels. Decode of the real shape: program/ (token_program for one
-// row, rows_program for several), attention_rows, the head. Else linear_stream and linear_rows, experts_stream and experts_rows
-// (before Hopper linear_decode and experts_decode), gdn_decode. Prefill: gemm, group_rows, gdn_prefill, attention_tiles. pick;
-// plain for the rest.
+// Reading order: layout.h (weights), uploader.h (how they get here), step.h (what a step tells the kernels), state.h and
+// state_log.h (what outlives a step), this file, cuda_backend.cc (steps and their recording), stages.cc (which kernel runs
+// when), then the kernels. Decode of the real shape: program/ (token_program for one row, rows_program for several),
+// attention_rows, the head. Else linear_stream and linear_rows, experts_stream and experts_rows (before Hopper linear_decode and
+// experts_decode), gdn_decode. Prefill: gemm, group_rows, gdn_prefill, attention_tiles. pick; plain for the rest.
 //
 // Forms. Few rows run through the decode kernels (memory-bound, weights read once for all rows): projections and experts up
 // to 32 rows, attention and GDN with one row a sequence. More rows run through the prefill kernels (tensor cores). A step
