@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 
 #include "backend/create.h"
 #include "backend/weights_outline.h"
 #include "base/error.h"
 #include "model/forward.h"
 #include "selftest/random_model.h"
+#include "tests/backend/backend_over.h"
 
 namespace calla {
 namespace {
@@ -192,22 +194,7 @@ class CudaProgram : public CudaStep {
       backend_->begin(batch_);
       backend_->embed();
     }
-    void run_layer(int layer) {
-      Backend& b = *backend_;
-      if (shape_.layer_kinds[static_cast<size_t>(layer)] == LayerKind::kGatedDeltaNet) {
-        b.project_gdn(layer);
-        b.mix_gdn(layer);
-      } else {
-        b.project_attention(layer);
-        b.prepare_attention(layer);
-        b.attend(layer);
-      }
-      b.project_residual(layer);
-      b.route(layer);
-      b.group_rows(layer);
-      b.experts_up(layer);
-      b.experts_down(layer);
-    }
+    void run_layer(int layer) { forward_layer(*backend_, shape_, layer); }
     void end() { backend_->wait(backend_->submit()); }
     Rows read(Slot slot) {
       const auto width = static_cast<size_t>(slot_width(slot, shape_));
@@ -330,6 +317,44 @@ class CudaLogs : public CudaProgram {
     std::vector<float> state, conv;
   };
 
+  static States read_states(Backend& backend, const ModelShape& shape, int layer, int slot) {
+    States s{std::vector<float>(static_cast<size_t>(shape.gdn_value_heads) * kGdnHeadDim * kGdnHeadDim),
+             std::vector<float>(3 * static_cast<size_t>(shape.gdn_conv_width()))};
+    backend.read_gdn_state(layer, slot, s.state, s.conv);
+    return s;
+  }
+
+  // Looks between the stages of a step, if told to: at a projection before it is used, and at a slot's state when two layers
+  // have run.
+  class Looking : public BackendOver {
+   public:
+    Looking(const ModelShape& shape, std::unique_ptr<Backend> inner) : BackendOver(std::move(inner)), shape_(shape) {}
+    bool begin(const Batch& batch) override {
+      rows_ = batch.tokens.size();
+      return BackendOver::begin(batch);
+    }
+    void mix_gdn(int layer) override {
+      if (watched && layer == 0) look_at(Slot::kGdnQkv);
+      BackendOver::mix_gdn(layer);
+    }
+    void experts_down(int layer) override {
+      BackendOver::experts_down(layer);
+      if (!watched || layer != 1) return;
+      look_at(Slot::kResidual);
+      read_states(*this, shape_, 0, *watched);
+    }
+
+    std::optional<int> watched;  // a slot
+
+   private:
+    void look_at(Slot slot) {
+      std::vector<float> out(static_cast<size_t>(slot_width(slot, shape_)) * rows_);
+      read_slot(slot, out);
+    }
+    const ModelShape& shape_;
+    size_t rows_ = 0;
+  };
+
   class Sequences {
    public:
     // There are as many logs as there may be rows.
@@ -339,7 +364,7 @@ class CudaLogs : public CudaProgram {
       options.max_rows = options.max_heads = rows;
       options.replay_steps = replay;
       options.ablate = std::move(ablate);
-      backend_ = create_cuda_backend(shape_, test.weights_, options);
+      backend_ = std::make_unique<Looking>(shape_, create_cuda_backend(shape_, test.weights_, options));
       backend_->allocate_state({slots, slots});
       for (int slot = 0; slot < slots; ++slot) {
         clear(slot);
@@ -361,34 +386,9 @@ class CudaLogs : public CudaProgram {
     // A step of which somebody looks at the first layer's projection, and at a state while it goes on.
     void look(const std::vector<int>& slots) {
       fill(slots);
-      Backend& b = *backend_;
-      b.begin(batch_);
-      b.embed();
-      for (int layer = 0; layer < shape_.layers(); ++layer) {
-        if (shape_.layer_kinds[static_cast<size_t>(layer)] == LayerKind::kGatedDeltaNet) {
-          b.project_gdn(layer);
-          if (layer == 0) {
-            std::vector<float> out(static_cast<size_t>(slot_width(Slot::kGdnQkv, shape_)) * slots.size());
-            b.read_slot(Slot::kGdnQkv, out);
-          }
-          b.mix_gdn(layer);
-        } else {
-          b.project_attention(layer);
-          b.prepare_attention(layer);
-          b.attend(layer);
-        }
-        b.project_residual(layer);
-        b.route(layer);
-        b.group_rows(layer);
-        b.experts_up(layer);
-        b.experts_down(layer);
-        if (layer == 1) {
-          std::vector<float> out(static_cast<size_t>(slot_width(Slot::kResidual, shape_)) * slots.size());
-          b.read_slot(Slot::kResidual, out);
-          read(0, slots[0]);
-        }
-      }
-      b.wait(b.submit());
+      backend_->watched = slots[0];
+      backend_->wait(forward(*backend_, shape_, batch_));
+      backend_->watched.reset();
     }
     void copy(int from, int to) {
       backend_->copy_recurrent(from, to);
@@ -403,12 +403,7 @@ class CudaLogs : public CudaProgram {
       position(to) = position(from);
       clear(from);
     }
-    States read(int layer, int slot) {
-      States s{std::vector<float>(static_cast<size_t>(shape_.gdn_value_heads) * kGdnHeadDim * kGdnHeadDim),
-               std::vector<float>(3 * static_cast<size_t>(shape_.gdn_conv_width()))};
-      backend_->read_gdn_state(layer, slot, s.state, s.conv);
-      return s;
-    }
+    States read(int layer, int slot) { return read_states(*backend_, shape_, layer, slot); }
 
    private:
     int& position(int slot) { return positions_[static_cast<size_t>(slot)]; }
@@ -429,7 +424,7 @@ class CudaLogs : public CudaProgram {
     std::vector<TokenId> tokens_;
     std::vector<SequenceRows> sequences_;
     Batch batch_;
-    std::unique_ptr<Backend> backend_;
+    std::unique_ptr<Looking> backend_;
   };
 
   template <class Script>

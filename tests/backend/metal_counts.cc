@@ -14,6 +14,7 @@
 
 #include "backend/metal/metal_backend.h"
 #include "backend/weights_outline.h"
+#include "model/forward.h"
 #include "model/cost.h"
 #include "selftest/random_model.h"
 #include "softmetal/softmetal.h"
@@ -122,22 +123,6 @@ uint64_t asked_lines(const std::vector<DispatchRecord>& records, const std::stri
   return lines;
 }
 
-void layer(Backend& backend, const ModelShape& shape, int index) {
-  if (shape.layer_kinds[index] == LayerKind::kGatedDeltaNet) {
-    backend.project_gdn(index);
-    backend.mix_gdn(index);
-  } else {
-    backend.project_attention(index);
-    backend.prepare_attention(index);
-    backend.attend(index);
-  }
-  backend.project_residual(index);
-  backend.route(index);
-  backend.group_rows(index);
-  backend.experts_up(index);
-  backend.experts_down(index);
-}
-
 double needed_bytes(int context) {
   const ModelShape shape = real_shape(40);
   return static_cast<double>(decode_bytes(shape, outline_weights(shape, 1), context).total());
@@ -149,7 +134,7 @@ void count_bytes(Facts& facts, const RandomModel& model, int context) {
   const auto measure = [&](int index) {
     // The embedding puts something into the residual stream; it is not counted here.
     subject.count(1, false, [](Backend& b, const Batch&) { b.embed(); });
-    return subject.count(1, false, [&](Backend& b, const Batch&) { layer(b, shape, index); });
+    return subject.count(1, false, [&](Backend& b, const Batch&) { forward_layer(b, shape, index); });
   };
   const auto gdn = measure(0), attention = measure(1);
   const auto ends = subject.count(1, true, [](Backend& b, const Batch&) {
@@ -180,7 +165,7 @@ void attention_lines(Facts& facts, const RandomModel& model, int context) {
   for (const char* name : {"", "gqa-packing", "coalesced-kv"}) {
     Subject subject(model, context, *name ? std::vector<std::string>{name} : std::vector<std::string>{}, 1);
     subject.count(1, false, [](Backend& b, const Batch&) { b.embed(); });
-    const auto records = subject.count(1, false, [&](Backend& b, const Batch&) { layer(b, model.shape(), 1); });
+    const auto records = subject.count(1, false, [&](Backend& b, const Batch&) { forward_layer(b, model.shape(), 1); });
     const auto lines = static_cast<double>(asked_lines(records, "sdpa_decode", "kv"));
     std::printf("  %-24s %9.0f lines\n", *name ? (std::string("without ") + name).c_str() : "as shipped", lines);
     if (!*name) shipped = lines;
@@ -245,7 +230,7 @@ void step_counts(Facts& facts) {
     subject.backend().set_token_counts(0, {}, {});  // waits: the clearing of the slot is no part of the step
     subject.count(1, true, [&](Backend& b, const Batch&) {
       b.embed();
-      for (int i = 0; i < model.shape().layers(); ++i) layer(b, model.shape(), i);
+      for (int i = 0; i < model.shape().layers(); ++i) forward_layer(b, model.shape(), i);
       b.head();
       b.pick();
     });

@@ -13,8 +13,6 @@ namespace {
 constexpr int kMaxRecordedRows = 32;
 constexpr size_t kFirstBlockBytes = size_t{4} << 20;
 
-size_t align(size_t bytes) { return (bytes + 255) / 256 * 256; }
-
 struct MechanismName {
   const char* name;
   bool Mechanisms::*member;

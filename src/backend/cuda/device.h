@@ -47,7 +47,11 @@ void* allocate_pinned(size_t bytes, const char* what);
 // Throws DeviceError if `status` says that the system does not let `bytes` of its memory be page-locked, or another error.
 void page_lock_check(cudaError_t status, size_t bytes, const char* what);
 
-// Device memory, zero-filled on request. `what` names the purpose in an out-of-memory message.
+// Parts of one allocation begin where cudaMalloc would let one begin.
+inline constexpr size_t kDeviceAlignment = 256;
+constexpr size_t align(size_t bytes, size_t to = kDeviceAlignment) { return (bytes + to - 1) / to * to; }
+
+// Device memory. `what` names the purpose in an out-of-memory message.
 class DeviceBytes {
  public:
   DeviceBytes() = default;

@@ -13,11 +13,7 @@ namespace calla::cuda {
 namespace {
 
 constexpr int kMostThreads = 12;  // more brought no more
-constexpr size_t kAlignment = 256;
-
 constexpr size_t kHugePage = size_t{2} << 20;
-
-size_t align(size_t bytes, size_t to = kAlignment) { return (bytes + to - 1) / to * to; }
 
 }  // namespace
 
@@ -54,7 +50,7 @@ Uploader::Uploader(cudaStream_t pack_stream, size_t total, const std::function<v
       sizes_(sizes),
       memory_(sizes.buffers * sizes.buffer, "upload buffers"),
       fills_(std::min(kMostThreads, available_cores())) {
-  check(sizes.buffer % kAlignment == 0 && sizes.buffers > 0, "an upload has buffers");
+  check(sizes.buffer % kDeviceAlignment == 0 && sizes.buffers > 0, "an upload has buffers");
   const BackgroundCopies::Copy zeros{memory_.data(), nullptr, memory_.size()};
   touched_ = fills_.start({&zeros, 1});
 }
@@ -166,7 +162,7 @@ void Uploader::pack(const PackedView& to, int first_tile, TileRows kind, const W
     Area& area = areas_[area_];
     if (!area.memory) area.memory = DeviceBytes(sizes_.area, "staging memory for the upload");
     // Codes, scales and biases of each matrix are aligned.
-    const size_t room = sizes_.area - area.used, lost = matrices * 3 * kAlignment;
+    const size_t room = sizes_.area - area.used, lost = matrices * 3 * kDeviceAlignment;
     const int fit = room > lost ? static_cast<int>((room - lost) / (matrices * row_bytes)) : 0;
     // To the end of the entry, or whole tiles.
     const int left = source.n - row, rows = fit >= left ? left : fit / units * units;

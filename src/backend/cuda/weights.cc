@@ -17,7 +17,6 @@ bool can_pack(const WeightMatrix& matrix) {
 namespace {
 
 size_t rows_of(const WeightMatrix& m) { return static_cast<size_t>(m.stack) * static_cast<size_t>(m.n); }
-size_t align(size_t bytes) { return (bytes + 255) / 256 * 256; }
 bool is_synthetic(const WeightMatrix& m) { return m.codes == nullptr && m.values == nullptr; }
 
 }  // namespace
