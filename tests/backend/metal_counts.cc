@@ -14,8 +14,8 @@
 
 #include "backend/metal/metal_backend.h"
 #include "backend/weights_outline.h"
-#include "model/forward.h"
 #include "model/cost.h"
+#include "model/forward.h"
 #include "selftest/random_model.h"
 #include "softmetal/softmetal.h"
 
